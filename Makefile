@@ -1,0 +1,47 @@
+# Every target makes what it needs in .venv first, so each works as the first command on a fresh machine.
+
+PYTHON ?= python3
+BIN := .venv/bin
+# The two runtimes exclude each other: onnxruntime-gpu where an NVIDIA driver answers, onnxruntime elsewhere.
+RUNTIME := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
+PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+
+.PHONY: install run test lint format train bench clean
+
+install: .venv/dev       ## everything: service, training, tools
+
+run: .venv/service       ## serve models/ on http://127.0.0.1:8000
+	$(BIN)/capserve serve
+
+test: .venv/dev          ## the tests, warnings as errors
+	$(BIN)/pytest
+
+lint: .venv/dev          ## format, style, types, import directions
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: .venv/dev        ## let ruff write the format
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+train: .venv/dev         ## train the compact preset into runs/compact; PRESET=paper for another
+	$(BIN)/captrain train --preset $(or $(PRESET),compact) --out runs/$(or $(PRESET),compact)
+
+bench: .venv/dev         ## the speed claims, measured as ratios on this machine
+	$(BIN)/python benchmarks/training_step.py
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/service: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[$(RUNTIME)]'
+	touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[$(RUNTIME),train,dev]'
+	touch $@ .venv/service
+
+clean:                   ## remove what make made
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,1 @@
+"""capserve: Capsule Networks over HTTP. FastAPI and ONNX Runtime; never torch."""

@@ -1,0 +1,61 @@
+"""Our exception hierarchy, each with its HTTP status; one handler turns them into problem+json (RFC 9457).
+
+    ServiceError
+      MalformedRequest   400   not the syntax we speak
+      KeyWanted          401
+      UnknownModel       404
+      TooLarge           413   body or pixels over the limit
+      NotAnImage         415   not an image type we read
+      Unprocessable      422   damaged image, parameter out of range, someone else's pose token
+      Busy               503   queue full, warming, draining; carries Retry-After
+      TooLate            504   past the deadline
+
+The text of each says what to do. It never holds an image, a token or a traceback.
+"""
+
+from typing import ClassVar
+
+
+class ServiceError(Exception):
+    status: ClassVar[int]
+    title: ClassVar[str]
+
+    def __init__(self, detail: str) -> None:
+        super().__init__(detail)
+        self.detail = detail
+
+
+class MalformedRequest(ServiceError):
+    status, title = 400, "malformed request"
+
+
+class KeyWanted(ServiceError):
+    status, title = 401, "API key wanted"
+
+
+class UnknownModel(ServiceError):
+    status, title = 404, "no such model"
+
+
+class TooLarge(ServiceError):
+    status, title = 413, "too large"
+
+
+class NotAnImage(ServiceError):
+    status, title = 415, "not an image type we read"
+
+
+class Unprocessable(ServiceError):
+    status, title = 422, "cannot be processed"
+
+
+class Busy(ServiceError):
+    status, title = 503, "busy"
+
+    def __init__(self, detail: str, retry_after: int = 1) -> None:
+        super().__init__(detail)
+        self.retry_after = retry_after
+
+
+class TooLate(ServiceError):
+    status, title = 504, "past the deadline"

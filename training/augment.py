@@ -1,0 +1,53 @@
+"""Small changes that keep a digit what it is, on whole batches, on the device they lie on.
+
+Each function takes pictures (batch, C, H, W) in [0, 1] and a generator, and knows nothing of labels.
+"""
+
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Generator, Tensor
+
+SHIFT = 2  # pixels, in the paper and here
+ROTATION, SCALE, SHEAR = 12.0, 0.12, 0.15  # degrees, fraction, horizontal tangent: at most this much either way
+
+
+def none(images: Tensor, generator: Generator) -> Tensor:
+    return images
+
+
+def shift(images: Tensor, generator: Generator) -> Tensor:
+    """Up to two whole pixels in each direction with zero padding: all that Sabour et al. 2017 used."""
+    return moved(images, SHIFT, generator)
+
+
+def affine(images: Tensor, generator: Generator) -> Tensor:
+    """Rotation, scale, shear and a shift in fractions of pixels, by one bilinear sampling."""
+    count, _, height, width = images.shape
+
+    def within(limit: float) -> Tensor:
+        return (torch.rand(count, generator=generator, device=images.device) * 2 - 1) * limit
+
+    angle, slant = within(torch.pi * ROTATION / 180), within(SHEAR)
+    across, down = 1 + within(SCALE), 1 + within(SCALE)
+    cosine, sine = angle.cos(), angle.sin()
+    first = torch.stack([cosine * across, (slant * cosine - sine) * down, within(2 * SHIFT / width)], dim=1)
+    second = torch.stack([sine * across, (slant * sine + cosine) * down, within(2 * SHIFT / height)], dim=1)
+    grid = F.affine_grid(torch.stack([first, second], dim=1), list(images.shape), align_corners=False)
+    return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
+
+
+AUGMENTATIONS: dict[str, Callable[[Tensor, Generator], Tensor]] = {"none": none, "shift": shift, "affine": affine}
+
+
+def moved(images: Tensor, limit: int, generator: Generator) -> Tensor:
+    """Each picture moved by whole pixels, up to `limit` each way; what leaves the frame is lost."""
+    count, channels, height, width = images.shape
+    padded = F.pad(images, (limit, limit, limit, limit))
+    top, left = torch.randint(0, 2 * limit + 1, (2, count), generator=generator, device=images.device)
+    rows = top[:, None] + torch.arange(height, device=images.device)  # (batch, H)
+    columns = left[:, None] + torch.arange(width, device=images.device)
+    picture = torch.arange(count, device=images.device)[:, None, None, None]
+    channel = torch.arange(channels, device=images.device)[:, None, None]
+    return padded[picture, channel, rows[:, None, :, None], columns[:, None, None, :]]

@@ -1,0 +1,104 @@
+"""The parts of a capsule network: squash, primary capsules, votes. How votes become capsules is routing.py's affair."""
+
+from __future__ import annotations
+
+import contextlib
+
+import torch
+from torch import Tensor, nn
+
+from training.config import Primary
+from training.errors import UnknownNameError
+from training.routing import ROUTINGS
+
+SQUASH_CONSTANTS: dict[str, float | None] = {
+    "paper": 1.0,  # Sabour et al. 2017, Eq. 1
+    "half": 0.5,  # Su 2018: short vectors are shrunk less
+    "learned": None,  # starts at the paper's, then trained
+}
+
+
+class Squash(nn.Module):
+    """Shortens a vector to a length in [0, 1): n^2 / (c + n^2) of its direction, n its length."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        if name not in SQUASH_CONSTANTS:
+            raise UnknownNameError("squash", name, SQUASH_CONSTANTS)
+        constant = SQUASH_CONSTANTS[name]
+        self.learned = nn.Parameter(torch.ones(())) if constant is None else None
+        self.fixed = constant or 0.0
+
+    def forward(self, vectors: Tensor) -> Tensor:  # (..., size)
+        constant = self.fixed if self.learned is None else self.learned.abs()
+        squared = vectors.square().sum(dim=-1, keepdim=True)
+        return vectors * ((squared + EPSILON).sqrt() / (constant + squared))
+
+
+EPSILON = 1e-8  # keeps the root's gradient finite for a capsule of zero length
+
+
+def lengths(capsules: Tensor) -> Tensor:
+    """(..., size) -> (...): how sure each capsule is that its thing is there."""
+    return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
+
+
+class PrimaryCapsules(nn.Module):
+    """Feature maps -> capsules (batch, places * kinds, size).
+
+    A capsule is `size` channels at one place: channels are split into kinds, and places stay whole.
+    """
+
+    def __init__(self, channels: int, config: Primary, squash: str) -> None:
+        super().__init__()
+        self.kinds, self.size = config.kinds, config.size
+        self.convolution: nn.Module = nn.Identity()
+        if config.kernel:
+            groups = channels if config.depthwise else 1
+            self.convolution = nn.Conv2d(channels, config.kinds * config.size, config.kernel, config.stride, groups=groups)
+        self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
+
+    def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)
+        capsules = self.convolution(features).flatten(2).transpose(1, 2)  # (batch, places, kinds * size)
+        squashed: Tensor = self.squash(capsules.reshape(-1, capsules.shape[1] * self.kinds, self.size).float())
+        return squashed
+
+
+class ClassCapsules(nn.Module):
+    """Input capsules (batch, in, size) -> class capsules (batch, out, pose): each input votes for each class, routing counts."""
+
+    def __init__(
+        self, inputs: int, size: int, classes: int, pose_size: int, routing: str, iterations: int, squash: str, shared: bool
+    ) -> None:
+        super().__init__()
+        if routing not in ROUTINGS:
+            raise UnknownNameError("routing", routing, ROUTINGS)
+        if iterations < 1:
+            raise UnknownNameError("number of routing iterations", str(iterations), ["any from 1 on"])
+        self.routing, self.iterations = ROUTINGS[routing], iterations
+        self.classes, self.pose_size, self.shared = classes, pose_size, shared
+        shape = (size, classes * pose_size) if shared else (inputs, size, classes * pose_size)
+        # Glorot's rule per transformation size -> pose; the sum over inputs is tamed by couplings of 1 / out.
+        self.transforms = nn.Parameter(torch.randn(shape) * (2.0 / (size + pose_size)) ** 0.5)
+        self.squash = Squash(squash)
+
+    def votes(self, capsules: Tensor) -> Tensor:
+        """One batched matrix product: (batch, in, size) -> (batch, out, in, pose)."""
+        votes: Tensor
+        if self.shared:
+            votes = (capsules @ self.transforms).unflatten(2, (self.classes, self.pose_size))
+            return votes.transpose(1, 2)  # from (batch, in, out, pose)
+        votes = (capsules.transpose(0, 1) @ self.transforms).unflatten(2, (self.classes, self.pose_size))
+        return votes.permute(1, 2, 0, 3)  # from (in, batch, out, pose)
+
+    def forward(self, capsules: Tensor) -> Tensor:
+        with full_precision(capsules):
+            return self.routing(self.votes(capsules).contiguous(), self.iterations, self.squash)
+
+
+def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Routing counts small differences between many votes: it stays in float32 under autocast."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device):
+        return torch.autocast(device, enabled=False)
+    return contextlib.nullcontext()

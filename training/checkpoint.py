@@ -1,0 +1,89 @@
+"""What a run leaves on disk and how it is taken up again: one file, written whole or not at all."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import os
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from training.config import Config
+from training.errors import CheckpointError
+from training.networks import Network
+
+FILE = "checkpoint.pt"
+
+
+@dataclass
+class Checkpoint:
+    """All that a run needs to go on to the same numbers, and all that a bundle tells of how it was made."""
+
+    config: Config
+    classes: tuple[str, ...]
+    hardware: str
+    step: int = 0
+    seconds: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)  # a row per finished epoch
+    running: dict[str, float] = field(default_factory=dict)  # sums of the epoch under way
+    network: dict[str, Any] = field(default_factory=dict)
+    average: dict[str, Any] = field(default_factory=dict)  # empty without EMA
+    optimizer: dict[str, Any] = field(default_factory=dict)
+
+    def restored(self) -> Network:
+        """The network to use: the averaged weights where the run keeps an average."""
+        network = Network(self.config.network)
+        weights = {key.removeprefix("module."): value for key, value in self.average.items() if key.startswith("module.")}
+        network.load_state_dict(weights or self.network)
+        return network.eval()
+
+
+def save(checkpoint: Checkpoint, run: Path) -> None:
+    """To a file beside it first, then renamed: a full disk or a kill leaves the old checkpoint whole."""
+    values = {entry.name: getattr(checkpoint, entry.name) for entry in dataclasses.fields(checkpoint)}
+    buffer = io.BytesIO()
+    torch.save(values | {"config": checkpoint.config.to_dict(), "classes": list(checkpoint.classes)}, buffer)
+    write_atomically(run / FILE, buffer.getbuffer())
+
+
+def write_atomically(path: Path, content: bytes | memoryview) -> None:
+    partial = path.with_name(path.name + ".part")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        partial.replace(path)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        kept = "; the one before is whole" if path.exists() else ""
+        raise CheckpointError(f"could not write {path}: {error.strerror or error}{kept}") from error
+
+
+def load(run: Path) -> Checkpoint:
+    path = run / FILE
+    if not path.exists():
+        raise CheckpointError(f"{path}: no checkpoint there; expected a folder that `captrain train --out` has filled")
+    try:
+        values = torch.load(path, map_location="cpu", weights_only=True)
+        values["config"] = Config.from_dict(values["config"])
+        values["classes"] = tuple(values["classes"])
+        return Checkpoint(**values)
+    except Exception as error:  # torch names a damaged file by a dozen exception types
+        raise CheckpointError(
+            f"{path}: not a checkpoint of this program, or damaged ({type(error).__name__}: {error})"
+        ) from error
+
+
+def resumable(run: Path, config: Config) -> Checkpoint:
+    """The checkpoint in `run`, if it is of this very config."""
+    checkpoint = load(run)
+    if different := checkpoint.config.differences(config):
+        raise CheckpointError(
+            f"{run / FILE} is of another config ({checkpoint.config.preset}) than asked for ({config.preset}): "
+            f"{'; '.join(different)}. Resume with the settings it was started with, or choose another --out"
+        )
+    return checkpoint

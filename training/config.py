@@ -1,0 +1,213 @@
+"""Every fact about a network and its training, in frozen dataclasses with named PRESETS.
+
+The config travels inside the checkpoint and the bundle, so nothing has to be typed again to load either.
+Command-line flags of `captrain train` are the fields of `Training`; knows no torch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from training.errors import UnknownNameError
+
+
+@dataclass(frozen=True)
+class Conv:
+    """One convolution of the stem, with ReLU, then perhaps average pooling."""
+
+    channels: int
+    kernel: int
+    stride: int = 1
+    padding: int = 0
+    norm: bool = False  # batch norm between convolution and ReLU
+    pool: int = 1
+
+
+@dataclass(frozen=True)
+class Primary:
+    """How the stem's features become the first capsules: `kinds` of them at each place, `size` values each."""
+
+    kinds: int
+    size: int
+    kernel: int = 0  # 0: no convolution, the stem's channels at one place are the capsules
+    stride: int = 1
+    depthwise: bool = False
+    squash: bool = True
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Draws the picture back from one class capsule, the others masked with zeros."""
+
+    hidden: tuple[int, ...] = (512, 1024)
+
+
+@dataclass(frozen=True)
+class CapsuleNet:
+    """Stem -> primary capsules -> votes -> routing -> class capsules."""
+
+    stem: tuple[Conv, ...]
+    primary: Primary
+    routing: str = "dynamic"
+    iterations: int = 3
+    squash: str = "paper"
+    share_transforms: bool = False  # one transformation for all input capsules: any image size works
+    pose_size: int = 16
+    decoder: Decoder = Decoder()
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    kind: Literal["capsules"] = "capsules"
+
+
+@dataclass(frozen=True)
+class PlainNet:
+    """A CNN to compare with. Its capsules are one-dimensional, the class score itself, so it serves like the others."""
+
+    stem: tuple[Conv, ...]
+    hidden: tuple[int, ...]
+    output: Literal["softmax", "sigmoid"]
+    dropout: float = 0.0
+    global_pool: bool = False
+    decoder: Decoder = Decoder(hidden=())
+    image_shape: tuple[int, int, int] = (1, 28, 28)
+    classes: int = 10
+    kind: Literal["plain"] = "plain"
+
+    @property
+    def pose_size(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a network is trained. Each field is a flag of `captrain train`."""
+
+    dataset: str = field(default="mnist", metadata={"help": "mnist, fashion, kmnist, or folder: any four idx files"})
+    epochs: int = 30
+    batch_size: int = 128
+    learning_rate: float = field(default=0.001, metadata={"help": "its highest value; the schedule takes it from there"})
+    schedule: str = field(default="one_cycle", metadata={"help": "one_cycle, exponential or constant"})
+    decay: float = field(default=0.9, metadata={"help": "factor per epoch of the exponential schedule"})
+    ema: float = field(default=0.999, metadata={"help": "weight averaging per step; 0 is none"})
+    augment: str = field(default="affine", metadata={"help": "none, shift (2 pixels, the paper's) or affine"})
+    pairs: str = field(default="none", metadata={"help": "none, overlapping (36x36) or side_by_side: two digits a picture"})
+    loss: str = field(default="margin", metadata={"help": "margin or cross_entropy"})
+    reconstruction: float = field(default=0.0005, metadata={"help": "weight of the summed squared reconstruction error"})
+    precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 where the processor has it"})
+    validation: int = field(default=5_000, metadata={"help": "the last N training pictures are held out and choose everything"})
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Config:
+    preset: str
+    network: CapsuleNet | PlainNet
+    training: Training
+
+    def to_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @staticmethod
+    def from_dict(values: dict[str, Any]) -> Config:
+        return _CONFIG.validate_python(values)
+
+    def differences(self, other: Config) -> list[str]:
+        """Where two configs part, as `training.epochs: 30 against 1`."""
+        mine, theirs = _flat(self.to_dict()), _flat(other.to_dict())
+        keys = sorted(mine.keys() | theirs.keys())
+        return [f"{key}: {mine.get(key)} against {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
+
+
+_CONFIG = TypeAdapter(Config)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        flat |= _flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {prefix + key: value}
+    return flat
+
+
+# Efficient-CapsNet's stem (Mazzia et al. 2021): small kernels and batch norm, 28x28 -> 128 maps of 9x9.
+_COMPACT_STEM = (
+    Conv(32, kernel=5, norm=True),
+    Conv(64, kernel=3, norm=True),
+    Conv(64, kernel=3, norm=True),
+    Conv(128, kernel=3, stride=2, norm=True),
+)
+
+# Su 2018, fully convolutional: with 28x28 it ends in 128 maps of 8x8.
+_SU_STEM = (Conv(64, 3), Conv(64, 3, pool=2), Conv(128, 3), Conv(128, 3))
+
+PRESETS: dict[str, Config] = {
+    preset.preset: preset
+    for preset in (
+        # Sabour, Frosst and Hinton 2017, exactly: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D.
+        Config(
+            "paper",
+            CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2)),
+            Training(epochs=50, schedule="exponential", decay=0.96, augment="shift", ema=0.0),
+        ),
+        # 4x4 places x 16 kinds = 256 capsules to route, 606 thousand encoder parameters.
+        Config(
+            "compact",
+            CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=3, stride=2)),
+            Training(epochs=30, learning_rate=0.003),
+        ),
+        # The smaller way to end the same stem: sixteen capsules in all, 161 thousand encoder parameters.
+        Config(
+            "compact16",
+            CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),
+            Training(epochs=30, learning_rate=0.003),
+        ),
+        Config(
+            "shared",
+            CapsuleNet(
+                stem=_SU_STEM,
+                primary=Primary(kinds=1, size=128, squash=False),
+                routing="agreement",
+                squash="half",
+                share_transforms=True,
+            ),
+            Training(epochs=20),
+        ),
+        # The paper's own baseline: 35.4 million parameters beside a CapsNet's 8.2.
+        Config(
+            "baseline",
+            PlainNet(
+                stem=(Conv(256, 5, padding=2), Conv(256, 5, padding=2), Conv(128, 5, padding=2)),
+                hidden=(328, 192),
+                dropout=0.5,
+                output="softmax",
+            ),
+            Training(epochs=20, augment="shift", loss="cross_entropy"),
+        ),
+        # Su's CNN: the stem of `shared`, global average pooling and ten sigmoids.
+        Config(
+            "pooled",
+            PlainNet(stem=_SU_STEM, hidden=(128,), global_pool=True, output="sigmoid"),
+            Training(epochs=20),
+        ),
+        # For tests and first steps: trains in seconds, its bundle is under 100 kB.
+        Config(
+            "tiny",
+            CapsuleNet(
+                stem=(Conv(8, kernel=5, stride=2, norm=True),),
+                primary=Primary(kinds=2, size=8, kernel=5, stride=3),
+                pose_size=6,
+                decoder=Decoder(hidden=(12,)),
+            ),
+            Training(epochs=5, learning_rate=0.01),
+        ),
+    )
+}
+
+
+def preset(name: str) -> Config:
+    if name not in PRESETS:
+        raise UnknownNameError("preset", name, PRESETS)
+    return PRESETS[name]

@@ -1,0 +1,260 @@
+"""Idx files -> tensors: MNIST, Fashion-MNIST, KMNIST and any folder of four such files, by one reader.
+
+Finds files in the folder asked for, then in $CAPSERVE_DATA, then in a cache it fills from public mirrors.
+What it hands out is checked: a file that is truncated, mislabelled or altered is an error that names it.
+Two-digit pictures and augmentation are made later, on the device (pairs.py, augment.py).
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import os
+import struct
+import urllib.request
+import zlib
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from tqdm import tqdm
+
+from training.errors import DataError, UnknownNameError
+
+IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
+FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A known data set: where it is to be had, its class names, the md5 of its four files in the order of FILES."""
+
+    classes: tuple[str, ...]
+    mirrors: tuple[str, ...] = ()
+    unpacked: tuple[str, ...] = ()
+    packed: tuple[str, ...] = ()  # of the .gz as its publisher made it, for a set whose unpacked sums are not published
+
+    def expected(self, name: str, packed: bool) -> str | None:
+        sums = self.packed if packed else self.unpacked
+        return sums[FILES.index(name)] if sums else None
+
+
+DIGITS = tuple("0123456789")
+SOURCES: dict[str, Source] = {
+    "mnist": Source(
+        DIGITS,
+        mirrors=(
+            "https://ossci-datasets.s3.amazonaws.com/mnist/",
+            "https://storage.googleapis.com/cvdf-datasets/mnist/",
+        ),
+        unpacked=(
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
+    ),
+    "fashion": Source(
+        ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
+        mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
+        unpacked=(
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
+    ),
+    "kmnist": Source(
+        ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
+        mirrors=("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
+        packed=(
+            "bdb82020997e1d708af4cf47b453dcf7",
+            "e144d726b3acfaa3e44228e80efcd344",
+            "5c965bf0a639b31b8f53240b1b52f4d7",
+            "7320c461ea6c1c855c0b718fb2a4b134",
+        ),
+    ),
+    "folder": Source(()),  # any four idx files: the classes are the labels found
+}
+
+
+@dataclass(frozen=True)
+class Digits:
+    """Pictures with their labels, as they lie in the files."""
+
+    images: Tensor  # (n, 1, H, W), uint8
+    labels: Tensor  # (n,), int64
+
+    def to(self, device: torch.device) -> Digits:
+        return Digits(self.images.to(device), self.labels.to(device))
+
+    def __getitem__(self, picked: slice | Tensor) -> Digits:
+        return Digits(self.images[picked], self.labels[picked])
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+
+@dataclass(frozen=True)
+class DataSet:
+    name: str
+    classes: tuple[str, ...]
+    train: Digits = field(repr=False)
+    test: Digits = field(repr=False)
+
+    def split(self, held_out: int) -> tuple[Digits, Digits]:
+        """Training and validation pictures: the last `held_out` choose everything, the test set nothing."""
+        count = len(self.train)
+        if not 0 < held_out < count:
+            raise DataError(
+                f"validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out}"
+            )
+        return self.train[: count - held_out], self.train[count - held_out :]
+
+
+def load(dataset: str, folder: Path | None = None) -> DataSet:
+    if dataset not in SOURCES:
+        raise UnknownNameError("data set", dataset, SOURCES)
+    found = find(dataset, folder)
+    source = SOURCES[dataset]
+    train = _digits(found, FILES[0], FILES[1], source)
+    test = _digits(found, FILES[2], FILES[3], source)
+    if train.images.shape[2:] != test.images.shape[2:]:
+        raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
+    classes = source.classes or tuple(str(label) for label in range(int(train.labels.max()) + 1))
+    for name, digits in ((FILES[1], train), (FILES[3], test)):
+        if int(digits.labels.max()) >= len(classes):
+            raise DataError(f"{found / name}: label {int(digits.labels.max())} is outside the {len(classes)} classes")
+    return DataSet(dataset, classes, train, test)
+
+
+def find(dataset: str, folder: Path | None) -> Path:
+    """The folder that holds the four files: the one asked for, $CAPSERVE_DATA, or a cache that is filled here."""
+    if folder is not None:
+        return _holding(folder, dataset) or _absent(folder)
+    if shared := os.environ.get("CAPSERVE_DATA"):
+        if held := _holding(Path(shared), dataset):
+            return held
+        if dataset == "folder":
+            _absent(Path(shared))
+    if dataset == "folder":
+        raise DataError("data set 'folder' needs to be told where: pass --data DIR")
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capserve" / dataset
+    return _holding(cache, dataset) or download(SOURCES[dataset], cache)
+
+
+def download(source: Source, folder: Path) -> Path:
+    """The four files from the first mirror that answers, each checked before it gets its name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name in FILES:
+        target = folder / f"{name}.gz"
+        if target.exists():
+            continue
+        failures = []
+        for mirror in source.mirrors:
+            try:
+                packed = _fetch(f"{mirror}{name}.gz")
+                check(_unpack(packed, target), packed, name, source, origin=f"{mirror}{name}.gz")
+            except (OSError, DataError) as error:
+                failures.append(f"{mirror}: {error}")
+                continue
+            partial = target.with_suffix(".part")
+            partial.write_bytes(packed)
+            partial.replace(target)
+            break
+        else:
+            raise DataError(f"could not download {name}.gz ({'; '.join(failures)}); fetch it by hand and pass --data DIR")
+    return folder
+
+
+def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, origin: str) -> None:
+    """The md5 of a known set's file, of the unpacked bytes where that is known, else of the .gz."""
+    for content, is_packed in ((unpacked, False), (packed, True)):
+        expected = source.expected(name, is_packed)
+        if content is None or expected is None:
+            continue
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if found != expected:
+            raise DataError(f"{origin}: expected md5 {expected}, found {found}; the file is damaged or of another data set")
+
+
+def read_idx(content: bytes, magic: int, origin: Path) -> NDArray[np.uint8]:
+    """The array in an idx file: a magic number, big-endian dimensions, then bytes."""
+    dimensions = magic & 0xFF
+    header = 4 + 4 * dimensions
+    if len(content) < header:
+        raise DataError(f"{origin}: {len(content)} bytes are too few for an idx header of {header}")
+    found, *shape = struct.unpack(f">{1 + dimensions}I", content[:header])
+    if found != magic:
+        raise DataError(f"{origin}: expected idx magic 0x{magic:08x}, found 0x{found:08x}")
+    size = int(np.prod(shape))
+    if len(content) - header != size:
+        raise DataError(f"{origin}: header promises {size} bytes ({'x'.join(map(str, shape))}), found {len(content) - header}")
+    return np.frombuffer(content, np.uint8, offset=header).reshape(shape)
+
+
+def _digits(folder: Path, images_name: str, labels_name: str, source: Source) -> Digits:
+    images = _read(folder, images_name, IDX_IMAGES, source)
+    labels = _read(folder, labels_name, IDX_LABELS, source)
+    if len(images) != len(labels):
+        raise DataError(f"{folder / labels_name}: expected {len(images)} labels, one for each picture, found {len(labels)}")
+    if not len(images):
+        raise DataError(f"{folder / images_name}: holds no pictures")
+    return Digits(torch.from_numpy(images.copy()).unsqueeze(1), torch.from_numpy(labels.astype(np.int64)))
+
+
+def _read(folder: Path, name: str, magic: int, source: Source) -> NDArray[np.uint8]:
+    path = _file(folder, name)
+    if path is None:
+        raise DataError(f"{folder / name}: no such file, nor {name}.gz")
+    content = path.read_bytes()
+    packed = content if path.suffix == ".gz" else None
+    unpacked = content if packed is None else _unpack(packed, path)
+    array = read_idx(unpacked, magic, path)  # first, for it says better what is wrong than a checksum does
+    check(unpacked, packed, name, source, origin=str(path))
+    return array
+
+
+def _unpack(packed: bytes, origin: Path) -> bytes:
+    try:
+        return gzip.decompress(packed)
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(f"{origin}: not a whole gzip file ({error})") from error
+
+
+def _fetch(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=30) as response:
+        total = int(response.headers.get("Content-Length") or 0) or None
+        chunks = []
+        with tqdm(total=total, unit="B", unit_scale=True, desc=url.rsplit("/", 1)[-1]) as bar:
+            while chunk := response.read(1 << 16):
+                chunks.append(chunk)
+                bar.update(len(chunk))
+    return b"".join(chunks)
+
+
+def _holding(folder: Path, dataset: str) -> Path | None:
+    """The folder itself, or the subfolder named after the data set, whichever holds all four files."""
+    for candidate in (folder, folder / dataset):
+        if all(_file(candidate, name) for name in FILES):
+            return candidate
+    return None
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    for path in (folder / name, folder / f"{name}.gz"):
+        if path.exists():
+            return path
+    return None
+
+
+def _absent(folder: Path) -> Path:
+    missing = [name for name in FILES if not _file(folder, name)]
+    raise DataError(f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there")
+
+
+def _size(digits: Digits) -> str:
+    return "x".join(str(side) for side in digits.images.shape[2:])

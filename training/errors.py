@@ -1,0 +1,33 @@
+"""What can go wrong in training, as errors whose text says what to do. The command line prints them without a traceback."""
+
+
+class TrainingError(Exception):
+    """The base of all of them: exit status 2 unless a subclass says otherwise."""
+
+    exit_status = 2
+
+
+class UnknownNameError(TrainingError):
+    """A preset, routing, schedule, ... that does not exist; the text lists those that do."""
+
+    def __init__(self, what: str, name: str, valid: object) -> None:
+        names = ", ".join(sorted(str(choice) for choice in valid))  # type: ignore[attr-defined]
+        super().__init__(f"unknown {what} {name!r}; choose one of: {names}")
+
+
+class DataError(TrainingError):
+    """A data file that is missing, truncated or not what its name says."""
+
+
+class CheckpointError(TrainingError):
+    """A checkpoint that is missing, of another config, or that could not be written."""
+
+
+class DivergedError(TrainingError):
+    """The loss stopped being a number."""
+
+    exit_status = 3
+
+
+class ExportError(TrainingError):
+    """The exported graph is not what the bundle contract asks for."""

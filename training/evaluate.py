@@ -1,0 +1,123 @@
+"""How good a network is, counted: error with its interval, per class, confusion, and how well it draws.
+
+The same counting serves torch networks, ONNX bundles, validation during training and `captrain evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from training.data import Digits
+from training.networks import Encoding, Network
+from training.pairs import Batch, arrangement, scaled
+
+Z_95 = 1.959964  # two-sided 95 % of a normal distribution
+
+
+class Model(Protocol):
+    """What an encoder and a decoder can do together, whatever runs them. Tensors on the CPU in and out."""
+
+    def classify(self, images: Tensor) -> Encoding: ...
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor: ...
+
+
+class TorchModel:
+    """A network as a Model: evaluation mode, no gradients, float32."""
+
+    def __init__(self, network: Network, device: torch.device | None = None) -> None:
+        self.network = network.eval()
+        self.device = device or torch.device("cpu")
+
+    def classify(self, images: Tensor) -> Encoding:
+        with torch.inference_mode():
+            return Encoding(*(part.cpu() for part in self.network.encoder(images.to(self.device))))
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        with torch.inference_mode():
+            drawings: Tensor = self.network.decoder(poses.to(self.device), classes.to(self.device))
+            return drawings.cpu()
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    count: int
+    errors: int
+    confusion: Tensor  # (classes, classes): rows are true, columns predicted; one object a picture only
+    reconstruction_error: float  # mean squared error a pixel, the picture against what its longest capsules draw
+
+    @property
+    def error(self) -> float:
+        """In per cent, as the literature gives it."""
+        return 100.0 * self.errors / self.count
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """Wilson's 95 % interval of the error, in per cent; right for few errors too."""
+        n, p = self.count, self.errors / self.count
+        centre, spread = p + Z_95**2 / (2 * n), Z_95 * (p * (1 - p) / n + Z_95**2 / (4 * n * n)) ** 0.5
+        scale = 100.0 / (1 + Z_95**2 / n)
+        return max(0.0, (centre - spread) * scale), min(100.0, (centre + spread) * scale)
+
+    def report(self, classes: tuple[str, ...]) -> str:
+        """The lines `captrain evaluate` prints."""
+        low, high = self.interval
+        lines = [
+            f"error {self.error:.2f} % ({self.errors} of {self.count}; 95 % interval {low:.2f} to {high:.2f})",
+            f"reconstruction error {self.reconstruction_error:.5f} (mean squared, a pixel)",
+        ]
+        if self.confusion.sum():
+            lines += ["", "class: errors, then what they were taken for"]
+            for index, name in enumerate(classes):
+                row = self.confusion[index]
+                taken = [f"{classes[other]} x{int(row[other])}" for other in row.argsort(descending=True) if other != index]
+                taken = [entry for entry in taken if not entry.endswith(" x0")]
+                lines.append(f"  {name:>12}: {int(row.sum() - row[index]):4d} of {int(row.sum())}  {', '.join(taken)}")
+        return "\n".join(lines)
+
+
+def evaluate(model: Model, batches: Iterable[Batch], classes: int) -> Evaluation:
+    count = errors = 0
+    squared = 0.0
+    confusion = torch.zeros(classes, classes, dtype=torch.int64)
+    for batch in batches:
+        encoding = model.classify(batch.images)
+        predicted = objects(encoding.lengths, batch.labels.shape[1])
+        errors += int((~hits(predicted, batch.labels)).sum())
+        count += len(batch.images)
+        squared += float((draw(model, encoding.capsules, predicted) - batch.images).square().mean(dim=(1, 2, 3)).sum())
+        if batch.labels.shape[1] == 1:
+            confusion.index_put_((batch.labels[:, 0], predicted[:, 0]), torch.ones(1, dtype=torch.int64), accumulate=True)
+    return Evaluation(count, errors, confusion, squared / count)
+
+
+def objects(lengths: Tensor, how_many: int) -> Tensor:
+    """The classes of the longest capsules, (batch, how_many)."""
+    return lengths.topk(how_many, dim=1).indices
+
+
+def hits(predicted: Tensor, labels: Tensor) -> Tensor:
+    """A picture is right when exactly its objects are found, in any order: (batch,)."""
+    return (predicted.sort(dim=1).values == labels.sort(dim=1).values).all(dim=1)
+
+
+def draw(model: Model, capsules: Tensor, predicted: Tensor) -> Tensor:
+    """What the network believes it saw: the drawings of all predicted objects laid over each other."""
+    poses = torch.take_along_dim(capsules, predicted.unsqueeze(-1), dim=1)
+    drawings = model.reconstruct(poses.flatten(0, 1), predicted.flatten())
+    drawn: Tensor = drawings.unflatten(0, predicted.shape)  # (batch, objects, C, H, W)
+    return drawn.sum(dim=1).clamp_max(1.0)
+
+
+def fixed_batches(digits: Digits, pairs: str, size: int = 250, seed: int = 0) -> Iterator[Batch]:
+    """Every picture once, unaltered and in order; for pairs the same partners each time."""
+    generator = torch.Generator().manual_seed(seed)
+    arrange = arrangement(pairs).arrange
+    for start in range(0, len(digits), size):
+        part = digits[start : start + size]
+        yield arrange(scaled(part.images), part.labels, digits, generator)

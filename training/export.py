@@ -1,0 +1,159 @@
+"""A finished run -> a bundle: graphs, parity with torch, what is usual, an example to replay, the manifest.
+
+Reads training and validation pictures only. The test set is `captrain evaluate`'s.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from service import bundle
+from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, Measured, Variant
+from training import graphs
+from training.checkpoint import Checkpoint
+from training.config import CapsuleNet
+from training.data import DataSet, Digits
+from training.errors import ExportError
+from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
+from training.networks import Network, parameters
+from training.pairs import arrangement
+from training.quantise import int8
+from training.runtime import OnnxModel
+from training.statistics import usual
+
+PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
+PARITY_BATCHES = (1, 5)
+CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
+EXAMPLES = 3
+
+
+def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
+    """Writes the bundle beside its place first, so that a failure leaves what was there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+        draft = Path(work) / folder.name
+        draft.mkdir()
+        _build(checkpoint, data, draft, quantised, say)
+        if folder.exists():
+            bundle.read(folder)  # only a bundle is replaced by a bundle
+            shutil.rmtree(folder)
+        draft.rename(folder)
+    return bundle.read(folder)
+
+
+def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> None:
+    config, (learn, validation) = checkpoint.config, data.split(checkpoint.config.training.validation)
+    network = graphs.storable(checkpoint.restored())
+    say("writing encoder.onnx and decoder.onnx")
+    models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
+    worst = parity(network, models["fp32"], config.network.image_shape)
+    if worst > PARITY:
+        raise ExportError(f"torch and ONNX Runtime differ by {worst:.2g}; expected at most {PARITY}")
+    say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
+    batches = partial(fixed_batches, validation, config.training.pairs)
+    usually = usual(models["fp32"], batches(), data.classes)
+    measured = {variant: measurement(evaluate(model, batches(), len(data.classes))) for variant, model in models.items()}
+    _write_example(models, torch.tensor(usually.prototypes), folder)
+    net = config.network
+    bundle.write(
+        folder,
+        {
+            "classes": data.classes,
+            "image_shape": net.image_shape,
+            "pose_size": net.pose_size,
+            "max_objects": arrangement(config.training.pairs).objects,
+            "routing": {"algorithm": net.routing, "iterations": net.iterations} if isinstance(net, CapsuleNet) else None,
+            "preset": config.preset,
+            "dataset": data.name,
+            "config": config.to_dict(),
+            "training": _record(checkpoint, network),
+            "metrics": {"parity": worst, "validation": measured},
+            "thresholds": usually.thresholds,
+            "prototypes": usually.prototypes,
+            "references": usually.references,
+        },
+    )
+
+
+def write_graphs(network: Network, checkpoint: Checkpoint, folder: Path, calibration: Tensor | None) -> dict[Variant, OnnxModel]:
+    """The graph files of a bundle, opened again by ONNX Runtime; int8 too where calibration pictures are given."""
+    config = checkpoint.config.network
+    encoder = graphs.encoder_graph(network, config)
+    graphs.save_halved(graphs.decoder_graph(network, config), folder / DECODER_FILE)
+    written = {"fp32": encoder} if calibration is None else {"fp32": encoder, "int8": int8(encoder, calibration)}
+    models: dict[Variant, OnnxModel] = {}
+    for variant, file in ENCODER_FILES.items():
+        if variant in written:
+            graphs.save_halved(written[variant], folder / file)
+            models[variant] = OnnxModel(folder / file, folder / DECODER_FILE)
+    return models
+
+
+def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]) -> float:
+    """Largest difference over all outputs, for small batches of random pictures."""
+    generator, reference, worst = torch.Generator().manual_seed(0), TorchModel(network), 0.0
+    for count in PARITY_BATCHES:
+        images = torch.rand(count, *image_shape, generator=generator)
+        expected, found = reference.classify(images), model.classify(images)
+        winners = expected.lengths.argmax(dim=1)
+        poses = torch.take_along_dim(expected.capsules, winners[:, None, None], dim=1).squeeze(1)
+        drawings = reference.reconstruct(poses, winners), model.reconstruct(poses, winners)
+        for ours, theirs in (*zip(expected, found, strict=True), drawings):
+            worst = max(worst, float((ours - theirs).abs().max()))
+    return worst
+
+
+def calibration_pictures(learn: Digits, checkpoint: Checkpoint) -> Tensor:
+    settings = checkpoint.config.training
+    batches = fixed_batches(learn[:CALIBRATION], settings.pairs)
+    return torch.cat([batch.images for batch in batches])
+
+
+def measurement(evaluation: Evaluation) -> Measured:
+    low, high = evaluation.interval
+    rate = bundle.ErrorRate(errors=evaluation.errors, count=evaluation.count, percent=evaluation.error, low=low, high=high)
+    return Measured(error=rate, reconstruction_error=evaluation.reconstruction_error)
+
+
+def record_test(made: Bundle, measured: Mapping[str, Evaluation]) -> None:
+    """Adds test figures to a bundle's manifest; its graphs, version and fingerprint stay what they are."""
+    test = {variant: measurement(evaluation) for variant, evaluation in measured.items()}
+    metrics = made.manifest.metrics.model_copy(update={"test": test})
+    bundle.record(made.folder, made.manifest.model_copy(update={"metrics": metrics}))
+
+
+def _record(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
+    settings = checkpoint.config.training
+    return {
+        "epochs": len(checkpoint.history),
+        "seed": settings.seed,
+        "hardware": checkpoint.hardware,
+        "seconds": round(checkpoint.seconds, 1),
+        "parameters": parameters(network),
+        "encoder_parameters": parameters(network.encoder),
+        "history": [{key: float(f"{value:.5g}") for key, value in row.items()} for row in checkpoint.history],
+    }
+
+
+def _write_example(models: dict[Variant, OnnxModel], prototypes: Tensor, folder: Path) -> None:
+    """The prototypes' drawings in, what each encoder makes of them out: pictures of our own, not of the data set."""
+    poses, classes = prototypes[:EXAMPLES], torch.arange(len(prototypes))[:EXAMPLES]
+    drawings = models["fp32"].reconstruct(poses, classes)
+    images = (drawings * 255).round() / 255  # as a PNG would hold them
+    outputs = {"reconstructions": drawings}
+    for variant, model in models.items():
+        encoding = model.classify(images)
+        outputs |= {f"lengths.{variant}": encoding.lengths, f"capsules.{variant}": encoding.capsules}
+    # Outputs to 1/8192: far finer than any replay tolerance, and half the bytes.
+    arrays = {"images": images, "poses": poses, "classes": classes}
+    arrays |= {name: (values * 8192).round() / 8192 for name, values in outputs.items()}
+    np.savez_compressed(folder / EXAMPLE, allow_pickle=False, **{name: values.numpy() for name, values in arrays.items()})

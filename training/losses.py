@@ -1,0 +1,35 @@
+"""What a network is asked to do: class losses on capsule lengths, and the drawing's distance from the picture."""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of Sabour et al. 2017, Eq. 4
+
+
+def margin(lengths: Tensor, labels: Tensor) -> Tensor:
+    """Capsules of classes that are there longer than 0.9, the others shorter than 0.1; any number of objects a picture."""
+    present = multi_hot(lengths, labels)
+    short = (PRESENT - lengths).relu().square()
+    long = (lengths - ABSENT).relu().square()
+    return (present * short + ABSENT_WEIGHT * (1 - present) * long).sum(dim=1).mean()
+
+
+def cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
+    """For the softmax baseline, which hands out probabilities."""
+    present = multi_hot(probabilities, labels)
+    return -(present * probabilities.clamp_min(1e-8).log()).sum(dim=1).mean()
+
+
+LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"margin": margin, "cross_entropy": cross_entropy}
+
+
+def reconstruction(drawings: Tensor, targets: Tensor) -> Tensor:
+    """Squared error summed over pixels and objects, (batch, objects, C, H, W) both, mean over the batch."""
+    return (drawings - targets).square().flatten(1).sum(dim=1).mean()
+
+
+def multi_hot(lengths: Tensor, labels: Tensor) -> Tensor:
+    """Labels (batch, objects) as ones in (batch, classes)."""
+    return torch.zeros_like(lengths).scatter(1, labels, 1.0)

@@ -1,0 +1,131 @@
+"""Config -> network: an encoder (images -> lengths, capsules) and a decoder (poses, classes -> images).
+
+The two halves are what a bundle holds. Knows nothing of losses, data or files.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from training.capsules import ClassCapsules, PrimaryCapsules, lengths
+from training.config import CapsuleNet, Conv, PlainNet
+
+
+class Encoding(NamedTuple):
+    lengths: Tensor  # (batch, classes), in [0, 1)
+    capsules: Tensor  # (batch, classes, pose)
+
+
+class CapsuleEncoder(nn.Module):
+    def __init__(self, config: CapsuleNet) -> None:
+        super().__init__()
+        channels = config.image_shape[0]
+        self.stem = stem(channels, config.stem)
+        self.primary = PrimaryCapsules(config.stem[-1].channels, config.primary, config.squash)
+        inputs = _probe(nn.Sequential(self.stem, self.primary), config.image_shape)[1]
+        self.routed = ClassCapsules(
+            inputs,
+            config.primary.size,
+            config.classes,
+            config.pose_size,
+            config.routing,
+            config.iterations,
+            config.squash,
+            config.share_transforms,
+        )
+
+    def forward(self, images: Tensor) -> Encoding:
+        capsules = self.routed(self.primary(self.stem(images)))
+        return Encoding(lengths(capsules), capsules)
+
+
+class PlainEncoder(nn.Module):
+    """A CNN whose class scores stand in for capsules of one dimension."""
+
+    def __init__(self, config: PlainNet) -> None:
+        super().__init__()
+        pooling: list[nn.Module] = [nn.AdaptiveAvgPool2d(1)] if config.global_pool else []
+        self.stem = nn.Sequential(*stem(config.image_shape[0], config.stem), *pooling, nn.Flatten())
+        width = _probe(self.stem, config.image_shape)[1]
+        layers: list[nn.Module] = []
+        for hidden in config.hidden:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+            width = hidden
+        self.head = nn.Sequential(*layers, nn.Dropout(config.dropout), nn.Linear(width, config.classes))
+        self.activation = nn.Softmax(dim=1) if config.output == "softmax" else nn.Sigmoid()
+
+    def forward(self, images: Tensor) -> Encoding:
+        scores = self.activation(self.head(self.stem(images)).float())
+        return Encoding(scores, scores.unsqueeze(-1))
+
+
+class Decoder(nn.Module):
+    """One capsule's pose, all others masked with zeros -> the picture it stands for."""
+
+    labels: Tensor  # (classes,): 0, 1, 2, ...
+
+    def __init__(self, config: CapsuleNet | PlainNet) -> None:
+        super().__init__()
+        self.image_shape = config.image_shape
+        self.register_buffer("labels", torch.arange(config.classes), persistent=False)
+        width = config.classes * config.pose_size
+        layers: list[nn.Module] = []
+        for hidden in config.decoder.hidden:
+            layers += [nn.Linear(width, hidden), nn.ReLU()]
+            width = hidden
+        channels, height, breadth = config.image_shape
+        self.layers = nn.Sequential(*layers, nn.Linear(width, channels * height * breadth), nn.Sigmoid())
+
+    def forward(self, poses: Tensor, classes: Tensor) -> Tensor:  # (n, pose), (n,)
+        mask = (classes.unsqueeze(1) == self.labels).to(poses.dtype)  # (n, classes)
+        masked = mask.unsqueeze(2) * poses.unsqueeze(1)  # (n, classes, pose)
+        images: Tensor = self.layers(masked.flatten(1)).float().unflatten(1, self.image_shape)
+        return images
+
+
+class Network(nn.Module):
+    """Encoder and decoder, trained together."""
+
+    def __init__(self, config: CapsuleNet | PlainNet) -> None:
+        super().__init__()
+        self.encoder = CapsuleEncoder(config) if isinstance(config, CapsuleNet) else PlainEncoder(config)
+        self.decoder = Decoder(config)
+        self.plain = isinstance(config, PlainNet)
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Encoding, Tensor]:
+        """Labels (batch, objects) -> what the encoder says, and a drawing of each labelled object (batch, objects, C, H, W)."""
+        encoding = self.encoder(images)
+        poses = torch.take_along_dim(encoding.capsules, labels.unsqueeze(-1), dim=1).flatten(0, 1)
+        if self.plain:  # a CNN to compare with must not learn from the drawing
+            poses = poses.detach()
+        drawings = self.decoder(poses, labels.flatten())
+        return encoding, drawings.unflatten(0, labels.shape)
+
+
+def stem(channels: int, convolutions: tuple[Conv, ...]) -> nn.Sequential:
+    layers: list[nn.Module] = []
+    for conv in convolutions:
+        layers.append(nn.Conv2d(channels, conv.channels, conv.kernel, conv.stride, conv.padding, bias=not conv.norm))
+        if conv.norm:
+            layers.append(nn.BatchNorm2d(conv.channels))
+        layers.append(nn.ReLU())
+        if conv.pool > 1:
+            layers.append(nn.AvgPool2d(conv.pool))
+        channels = conv.channels
+    return nn.Sequential(*layers)
+
+
+def parameters(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _probe(layers: nn.Module, image_shape: tuple[int, int, int]) -> torch.Size:
+    """The shape that comes out, by asking the layers themselves; eval mode so that batch norm keeps its statistics."""
+    with torch.no_grad():
+        out = layers.eval()(torch.zeros(1, *image_shape))
+    layers.train()
+    shape: torch.Size = out.shape
+    return shape

@@ -1,0 +1,37 @@
+"""A bundle's graphs run by ONNX Runtime, as evaluate.Model: what the service will compute, seen from the training side."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from service.bundle import CAPSULES, CLASSES, DECODER, ENCODER, IMAGES, LENGTHS, POSES, RECONSTRUCTIONS, Manifest, check_signature
+from training.errors import TrainingError
+from training.networks import Encoding
+
+try:
+    import onnxruntime
+except ModuleNotFoundError as error:
+    raise TrainingError("onnxruntime is not installed; `pip install capserve[cpu]` (or [gpu]) brings it") from error
+
+
+class OnnxModel:
+    def __init__(self, encoder: Path, decoder: Path) -> None:
+        self.paths = {ENCODER: encoder, DECODER: decoder}
+        providers = ["CPUExecutionProvider"]
+        self.encoder = onnxruntime.InferenceSession(encoder, providers=providers)
+        self.decoder = onnxruntime.InferenceSession(decoder, providers=providers)
+
+    def check(self, manifest: Manifest) -> None:
+        for spec, session in ((ENCODER, self.encoder), (DECODER, self.decoder)):
+            check_signature(spec, manifest, session.get_inputs(), session.get_outputs(), self.paths[spec])
+
+    def classify(self, images: Tensor) -> Encoding:
+        outputs = self.encoder.run([LENGTHS.name, CAPSULES.name], {IMAGES.name: images.numpy()})
+        return Encoding(*(torch.from_numpy(output) for output in outputs))
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        feed = {POSES.name: poses.numpy(), CLASSES.name: classes.numpy()}
+        return torch.from_numpy(self.decoder.run([RECONSTRUCTIONS.name], feed)[0])

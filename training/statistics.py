@@ -1,0 +1,80 @@
+"""What is usual: thresholds, prototypes and drift references of a model, measured on validation pictures."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from service.bundle import Histogram, References, Thresholds
+from training.errors import ExportError
+from training.evaluate import Model, draw, objects
+from training.pairs import Batch
+
+LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
+HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and where large is
+PRESENCE = 0.5  # percentile of winning lengths: all but one in 200 real pictures have a capsule at least this long
+BINS = 20
+
+
+@dataclass(frozen=True)
+class Statistics:
+    thresholds: Thresholds
+    references: References
+    prototypes: tuple[tuple[float, ...], ...]
+
+
+def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Statistics:
+    winners, margins, errors, labels, poses, predictions = (
+        torch.cat(part) for part in zip(*(_seen(model, batch) for batch in batches), strict=True)
+    )
+    by_class, prototypes = {}, []
+    for index, name in enumerate(classes):
+        shown = (labels == index).any(dim=1)
+        if not shown.any():
+            raise ExportError(
+                f"class {name!r} is in none of the validation pictures; hold out more with `captrain train --validation N`"
+            )
+        by_class[name] = _percentiles(errors[shown], HIGH)
+        prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
+    return Statistics(
+        Thresholds(
+            presence=float(torch.quantile(winners, PRESENCE / 100)),
+            lengths=_percentiles(winners, LOW),
+            margins=_percentiles(margins, LOW),
+            reconstruction_errors=by_class,
+        ),
+        References(
+            winner_length=_histogram(winners, 0.0, 1.0),
+            reconstruction_error=_histogram(errors, 0.0, float(errors.max()) * 1.25),
+            labels=tuple(_rounded((torch.bincount(predictions, minlength=len(classes)) / len(predictions)).tolist())),
+        ),
+        tuple(prototypes),
+    )
+
+
+def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
+    """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses, prediction."""
+    encoding, count = model.classify(batch.images), batch.labels.shape[1]
+    ranked = encoding.lengths.sort(dim=1, descending=True).values
+    drawing = draw(model, encoding.capsules, batch.labels)
+    errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
+    poses = torch.take_along_dim(encoding.capsules, batch.labels.unsqueeze(-1), dim=1)
+    predictions = objects(encoding.lengths, count)
+    return ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count], errors, batch.labels, poses, predictions[:, 0]
+
+
+def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
+    return {f"{percentile:g}": _rounded([float(torch.quantile(values, percentile / 100))])[0] for percentile in which}
+
+
+def _histogram(values: Tensor, low: float, high: float) -> Histogram:
+    counts, edges = torch.histogram(values, bins=BINS, range=(low, high))
+    return Histogram(edges=tuple(_rounded(edges.tolist())), shares=tuple(_rounded((counts / len(values)).tolist())))
+
+
+def _rounded(values: list[float]) -> list[float]:
+    """Six significant digits: more would only be noise in the manifest."""
+    return [float(f"{value:.6g}") for value in values]

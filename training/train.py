@@ -1,0 +1,282 @@
+"""The training loop: epochs of steps, a validation after each, a checkpoint that goes on to the same numbers.
+
+Every random choice is drawn from the seed and the step alone, so a resumed run needs no generator state
+and a CPU run repeats bit for bit. Nothing here reads the test set.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.tensorboard import SummaryWriter
+from tqdm import tqdm
+
+from training import checkpoint as checkpoints
+from training.augment import AUGMENTATIONS
+from training.checkpoint import Checkpoint
+from training.config import Config
+from training.data import DataSet
+from training.devices import Place, hardware, precision
+from training.errors import CheckpointError, DivergedError, UnknownNameError
+from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
+from training.losses import LOSSES, reconstruction
+from training.networks import Network
+from training.pairs import Batch, arrangement, scaled
+from training.schedules import SCHEDULES
+
+REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
+
+
+def fitted(config: Config, data: DataSet) -> Config:
+    """The config with the picture size and classes of the data it is to learn."""
+    channels, height, width = data.train.images.shape[1:]
+    shape = (channels, *arrangement(config.training.pairs).canvas(height, width))
+    return replace(config, network=replace(config.network, image_shape=shape, classes=len(data.classes)))
+
+
+def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool = False) -> Checkpoint:
+    """Trains `config` into the folder `out`; with `resume`, from where the checkpoint there stands."""
+    out.mkdir(parents=True, exist_ok=True)
+    config = fitted(config, data)
+    if resume:
+        start = checkpoints.resumable(out, config)
+    elif (out / checkpoints.FILE).exists():
+        raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
+    else:
+        start = Checkpoint(config, data.classes, hardware(place.device))
+    place.wait()  # all have looked before the leader writes
+    torch.use_deterministic_algorithms(place.device.type == "cpu")
+    run = Run(start, data, out, place)
+    with _signals(run):
+        return run.to_the_end()
+
+
+class Run:
+    """One training run under way in one process."""
+
+    def __init__(self, start: Checkpoint, data: DataSet, out: Path, place: Place) -> None:
+        settings = start.config.training
+        self.checkpoint, self.settings, self.out, self.place = start, settings, out, place
+        learn, self.validation = data.split(settings.validation)
+        self.learn = learn.to(place.device)
+        self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
+        self.dtype = precision(settings.precision, place.device)
+        self.augment = _named("augmentation", settings.augment, AUGMENTATIONS)
+        self.loss = _named("loss", settings.loss, LOSSES)
+        self.schedule = _named("schedule", settings.schedule, SCHEDULES)
+        self.arrange = arrangement(settings.pairs).arrange
+        self.stopping = False
+
+        torch.manual_seed(settings.seed)
+        self.network = Network(start.config.network).to(place.device)
+        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
+        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate, fused=True)
+        self.average = self._averaging() if settings.ema else None
+        if start.network:
+            self._restore()
+        self.model: Any = self.network
+        if place.device.type == "cuda":
+            self.network.compile()
+        if place.world > 1:
+            self.model = DistributedDataParallel(self.network)
+
+    def to_the_end(self) -> Checkpoint:
+        state, total = self.checkpoint, self.settings.epochs * self.steps_per_epoch
+        while state.step < total and not self.stopping:
+            began, seconds = time.perf_counter(), state.seconds
+            self._epoch()
+            state.seconds = seconds + time.perf_counter() - began
+            if state.step % self.steps_per_epoch == 0:
+                self._close_epoch()
+            if self.place.leads:
+                self._save()
+        self.place.wait()
+        return state
+
+    def _epoch(self) -> None:
+        """The rest of the epoch under way: all of it, or what a stop left."""
+        state, size = self.checkpoint, self.settings.batch_size
+        epoch, done = divmod(state.step, self.steps_per_epoch)
+        order = torch.randperm(len(self.learn), generator=self._generator(epoch, purpose="order")).to(self.place.device)
+        sums = torch.tensor([state.running.get(key, 0.0) for key in ("loss", "errors", "seen")], device=self.place.device)
+        self.network.train()
+        title = f"epoch {epoch + 1}/{self.settings.epochs}"
+        with tqdm(
+            total=len(order), initial=done * size, unit="img", desc=title, disable=not self.place.leads, leave=False
+        ) as bar:
+            for number in range(done, self.steps_per_epoch):
+                picked = order[number * size : (number + 1) * size]
+                sums += self._step(picked[self.place.rank :: self.place.world])
+                state.step += 1
+                bar.update(len(picked))
+                if number % REPORT_EVERY == 0:
+                    loss, errors, seen = sums.tolist()
+                    self._check(loss)
+                    bar.set_postfix(loss=f"{loss / seen:.4f}", accuracy=f"{100 - 100 * errors / seen:.2f}%")
+                if self.place.any(self.stopping):
+                    self.stopping = True
+                    break
+        state.running = dict(zip(("loss", "errors", "seen"), sums.tolist(), strict=True))
+        self._check(state.running["loss"])
+
+    def _step(self, picked: Tensor) -> Tensor:
+        """One update of the weights; gives (summed loss, errors, pictures)."""
+        state = self.checkpoint
+        if not len(picked):  # the last batch was too small for this many processes
+            picked = torch.zeros(1, dtype=torch.int64, device=self.place.device)
+        batch = self._batch(picked)
+        rate = self.schedule(state.step / (self.settings.epochs * self.steps_per_epoch), self.settings)
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.settings.learning_rate * rate
+        with torch.autocast(self.place.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            encoding, drawings = self.model(batch.images, batch.labels)
+        loss = self.loss(encoding.lengths, batch.labels)
+        loss = loss + self.settings.reconstruction * reconstruction(drawings, batch.targets)
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        if self.average is not None:
+            self.average.update_parameters(self.network)
+        found = objects(encoding.lengths.detach(), batch.labels.shape[1])
+        count = len(batch.images)
+        return torch.stack([loss.detach() * count, (~hits(found, batch.labels)).sum(), loss.new_tensor(count)])
+
+    def _batch(self, picked: Tensor) -> Batch:
+        state = self.checkpoint
+        torch.manual_seed(self._seed(state.step, purpose="dropout"))
+        generator = self._generator(state.step, purpose="augment", device=self.place.device)
+        chosen = self.learn[picked]
+        batch = self.arrange(self.augment(scaled(chosen.images), generator), chosen.labels, self.learn, generator)
+        return batch._replace(images=batch.images.contiguous(memory_format=torch.channels_last))
+
+    def _close_epoch(self) -> None:
+        """Validate, and write the epoch's row into the history."""
+        state = self.checkpoint
+        running, state.running = state.running, {}
+        if not self.place.leads:
+            return
+        network = self.network if self.average is None else self.average.module
+        assert isinstance(network, Network)
+        batches = fixed_batches(self.validation, self.settings.pairs)
+        measured = evaluate(TorchModel(network, self.place.device), batches, state.config.network.classes)
+        seconds = state.seconds - sum(row["seconds"] for row in state.history)
+        row = {
+            "epoch": state.step // self.steps_per_epoch,
+            "loss": running["loss"] / running["seen"],
+            "training_error": 100 * running["errors"] / running["seen"],
+            "validation_error": measured.error,
+            "validation_reconstruction_error": measured.reconstruction_error,
+            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "seconds": seconds,
+        }
+        self._check(row["validation_reconstruction_error"])
+        state.history.append(row)
+        self._show(row)
+        tqdm.write(
+            f"epoch {row['epoch']}/{self.settings.epochs}  loss {row['loss']:.4f}  training error {row['training_error']:.2f} %"
+            f"  validation error {row['validation_error']:.2f} %  {len(self.learn) / seconds:.0f} images/s"
+        )
+
+    def _show(self, row: dict[str, float]) -> None:
+        """The same row for TensorBoard; a resumed run's file replaces what an earlier one wrote past the checkpoint."""
+        epoch = int(row["epoch"])
+        with SummaryWriter(str(self.out / "tensorboard"), purge_step=epoch) as writer:
+            for key, value in row.items():
+                writer.add_scalar(key, value, epoch)
+
+    def _check(self, loss: float) -> None:
+        """Before anything is saved: a loss that is no number must not replace a good checkpoint."""
+        if not math.isfinite(loss):
+            kept = self.out / checkpoints.FILE
+            hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
+            raise DivergedError(f"the loss is {loss} at step {self.checkpoint.step}; {hint}. Try a lower --learning-rate")
+
+    def _save(self) -> None:
+        state = self.checkpoint
+        state.network = self.network.state_dict()
+        state.average = self.average.state_dict() if self.average is not None else {}
+        state.optimizer = self.optimizer.state_dict()
+        checkpoints.save(state, self.out)
+        _write_history(state.history, self.out)
+
+    def _restore(self) -> None:
+        state = self.checkpoint
+        self.network.load_state_dict(state.network)
+        self.optimizer.load_state_dict(state.optimizer)
+        if self.average is not None:
+            self.average.load_state_dict(state.average)
+
+    def _averaging(self) -> AveragedModel:
+        return AveragedModel(self.network, multi_avg_fn=partial(_lerp, self.settings.ema), use_buffers=True)
+
+    def _seed(self, number: int, purpose: str) -> int:
+        """A seed of its own for each epoch's order and each step's dropout and augmentation."""
+        kinds = ("order", "dropout", "augment")
+        rank = 0 if purpose == "order" else self.place.rank
+        numbers = (self.settings.seed, number, kinds.index(purpose), rank)
+        mixed = 0
+        for value in numbers:
+            mixed = (mixed * 0x9E3779B97F4A7C15 + value + 1) % 2**63
+        return mixed
+
+    def _generator(self, number: int, purpose: str, device: torch.device | None = None) -> torch.Generator:
+        return torch.Generator(device or torch.device("cpu")).manual_seed(self._seed(number, purpose))
+
+
+def _lerp(decay: float, averages: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
+    """Exponential moving average whose decay warms up, or a short run would still remember its random start."""
+    if not averages[0].is_floating_point():  # batch norm's counters
+        torch._foreach_copy_(list(averages), list(current))
+        return
+    count = int(updates)
+    torch._foreach_lerp_(list(averages), list(current), 1 - min(decay, (1 + count) / (10 + count)))
+
+
+def _write_history(history: list[dict[str, float]], out: Path) -> None:
+    """history.csv, whole, from the checkpoint's own rows: resuming writes none twice."""
+    if not history:
+        return
+    text = io.StringIO()
+    writer = csv.DictWriter(text, history[0].keys())
+    writer.writeheader()
+    writer.writerows(history)
+    checkpoints.write_atomically(out / "history.csv", text.getvalue().encode())
+
+
+def _named(what: str, name: str, choices: dict[str, Any]) -> Any:
+    if name not in choices:
+        raise UnknownNameError(what, name, choices)
+    return choices[name]
+
+
+@contextmanager
+def _signals(run: Run) -> Iterator[None]:
+    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint; a second one ends it at once."""
+
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def stop(number: int, frame: object) -> None:
+        run.stopping = True
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
