@@ -199,7 +199,7 @@ PRESETS: dict[str, Config] = {
                 stem=(Conv(8, kernel=5, stride=2, norm=True),),
                 primary=Primary(kinds=2, size=8, kernel=5, stride=3),
                 pose_size=6,
-                decoder=Decoder(hidden=(12,)),
+                decoder=Decoder(hidden=(10,)),
             ),
             Training(epochs=5, learning_rate=0.01),
         ),

@@ -72,6 +72,7 @@ def save_halved(graph: onnx.ModelProto, path: Path) -> None:
         name = weights.name
         weights.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}.half"))
         casts.append(helper.make_node("Cast", [f"{name}.half"], [name], to=onnx.TensorProto.FLOAT))
+    del graph.graph.value_info[:]  # intermediate shapes, which every runtime infers anew
     nodes = [*casts, *graph.graph.node]
     del graph.graph.node[:]
     graph.graph.node.extend(nodes)
