@@ -8,6 +8,7 @@
       NotAnImage         415   not an image type we read
       Unprocessable      422   damaged image, parameter out of range, someone else's pose token
       Busy               503   queue full, warming, draining; carries Retry-After
+        Broken           503   the model itself failed
       TooLate            504   past the deadline
 
 The text of each says what to do. It never holds an image, a token or a traceback.
@@ -55,6 +56,10 @@ class Busy(ServiceError):
     def __init__(self, detail: str, retry_after: int = 1) -> None:
         super().__init__(detail)
         self.retry_after = retry_after
+
+
+class Broken(Busy):
+    title = "the model failed"
 
 
 class TooLate(ServiceError):

@@ -1,0 +1,234 @@
+"""Micro-batching between routes and engine: what has queued when the model falls free runs together, with no delay added.
+
+Counts images, not requests, and knows neither HTTP nor models: `run` is any function from arrays to arrays, row for row.
+Requests arrive on the event loop; one thread of our own runs them (ONNX Runtime lets go of the GIL meanwhile) and hands a
+whole batch back with one wake-up of the loop. Every counter has one writer, so there are no locks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+from typing import Any, Literal, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.errors import Broken, Busy, TooLarge, TooLate
+
+Array = NDArray[Any]
+Arrays = tuple[Array, ...]
+Drop = Literal["full", "draining", "late", "gone"]
+
+
+class Answer(NamedTuple):
+    """A request's own rows of every output, and where its time went."""
+
+    outputs: Arrays
+    queue_seconds: float
+    run_seconds: float
+
+
+class Observer(Protocol):
+    """Who wants to know; called on the event loop, once a batch where it can be."""
+
+    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None: ...
+    def dropped(self, reason: Drop, images: int) -> None: ...
+    def failed(self, error: Exception) -> None: ...
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    inputs: Arrays  # each (images, ...)
+    images: int
+    deadline: float | None
+    arrived: float
+    answer: asyncio.Future[Answer]
+
+
+class _Batch(NamedTuple):
+    requests: list[_Request]
+    late: list[_Request]
+    gone: list[_Request]
+    images: int
+
+
+class Batcher:
+    """`await submit(...)` from any task of the loop that called start()."""
+
+    def __init__(self, run: Callable[..., Arrays], *, max_batch: int, max_queue: int, observer: Observer) -> None:
+        self._run = run
+        self._max_batch = max_batch
+        self._max_queue = max_queue
+        self._observer = observer
+        self._turn: list[_Request] = []  # arrived in this turn of the loop
+        self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
+        self._waiting: deque[_Request] = deque()  # the thread's own: arrived, not yet in a batch
+        self._accepted = 0  # images ever; written by the loop
+        self._taken = 0  # images ever; written by the thread
+        self._unanswered = 0  # requests; written by the loop
+        self._answered_all = asyncio.Event()
+        self._draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+
+    @property
+    def queued(self) -> int:
+        """Images that wait for the model."""
+        return self._accepted - self._taken
+
+    def start(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._thread.start()
+
+    async def submit(self, *inputs: Array, deadline: float | None = None) -> Answer:
+        """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
+        images = len(inputs[0])
+        self.admit(images)
+        if images <= self._max_batch:
+            return await self._enqueue(inputs, images, deadline)
+        parts = [
+            self._enqueue(tuple(each[first : first + self._max_batch] for each in inputs), size, deadline)
+            for first in range(0, images, self._max_batch)
+            for size in (min(self._max_batch, images - first),)
+        ]
+        try:
+            return _joined(await asyncio.gather(*parts))
+        finally:
+            for part in parts:  # one failed: nobody waits for the others
+                part.cancel()
+
+    def admit(self, images: int = 1) -> None:
+        """Raises what submit would, so that a full house need not decode a picture first."""
+        if self._draining:
+            self._observer.dropped("draining", images)
+            raise Busy("the server is shutting down; ask again, another will answer")
+        if images > self._max_queue:
+            raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self._max_queue}")
+        if self.queued + images > self._max_queue:
+            self._observer.dropped("full", images)
+            raise Busy(f"{self.queued} images are waiting already; ask again after the seconds in Retry-After")
+
+    async def drain(self, timeout: float) -> bool:
+        """Takes nothing new, answers what was accepted, stops the thread; False when the time did not suffice."""
+        self._draining = True
+        try:
+            async with asyncio.timeout(timeout):
+                while self._unanswered:
+                    self._answered_all.clear()
+                    await self._answered_all.wait()
+        except TimeoutError:
+            return False
+        finally:
+            self._arrivals.put(None)
+        return True
+
+    def _enqueue(self, inputs: Arrays, images: int, deadline: float | None) -> asyncio.Future[Answer]:
+        assert self._loop is not None, "start() comes first"
+        answer: asyncio.Future[Answer] = self._loop.create_future()
+        self._accepted += images
+        self._unanswered += 1
+        if not self._turn:  # the thread is woken once a turn of the loop, not once a request
+            self._loop.call_soon(self._end_turn)
+        self._turn.append(_Request(inputs, images, deadline, time.monotonic(), answer))
+        return answer
+
+    def _end_turn(self) -> None:
+        turn, self._turn = self._turn, []
+        self._arrivals.put(turn)
+
+    # The thread's side
+
+    def _work(self) -> None:
+        assert self._loop is not None
+        while (batch := self._next_batch()) is not None:
+            outputs: Arrays = ()
+            error: Exception | None = None
+            started = time.monotonic()
+            if batch.requests:
+                try:
+                    outputs = self._run(*_stacked(batch.requests))
+                except Exception as failure:  # whatever a runtime throws: these requests fail, the next may not
+                    error = failure
+            finished = time.monotonic()
+            try:
+                self._loop.call_soon_threadsafe(self._deliver, batch, outputs, error, started, finished)
+            except RuntimeError:  # the loop has closed: nobody is left to tell
+                return
+
+    def _next_batch(self) -> _Batch | None:
+        """Waits for a first request, then takes all that are there and fit, passing over those in vain."""
+        if not self._collect():
+            return None
+        now = time.monotonic()
+        batch, images = _Batch([], [], [], 0), 0
+        while self._waiting:
+            request = self._waiting[0]
+            if request.answer.done():
+                batch.gone.append(request)
+            elif request.deadline is not None and request.deadline <= now:
+                batch.late.append(request)
+            elif images + request.images <= self._max_batch:
+                batch.requests.append(request)
+                images += request.images
+            else:
+                break
+            self._waiting.popleft()
+            self._taken += request.images
+        return batch._replace(images=images)
+
+    def _collect(self) -> bool:
+        """Moves arrivals to where they wait; blocks only when nobody does. False: stop."""
+        try:
+            while (turn := self._arrivals.get(block=not self._waiting)) is not None:
+                self._waiting.extend(turn)
+        except Empty:
+            return True
+        return False
+
+    # Back on the loop
+
+    def _deliver(self, batch: _Batch, outputs: Arrays, error: Exception | None, started: float, finished: float) -> None:
+        if error is not None:
+            self._observer.failed(error)
+        elif batch.requests:
+            waits = [started - request.arrived for request in batch.requests]
+            self._observer.batch_ran(batch.images, waits, finished - started)
+        first = 0
+        for request in batch.requests:
+            last = first + request.images
+            if request.answer.done():
+                pass  # left while the model ran
+            elif error is not None:
+                request.answer.set_exception(Broken("the model failed on this batch; ask again, or another replica"))
+            else:
+                rows = tuple(output[first:last] for output in outputs)
+                request.answer.set_result(Answer(rows, started - request.arrived, finished - started))
+            first = last
+        for request in batch.late:
+            self._observer.dropped("late", request.images)
+            if not request.answer.done():
+                request.answer.set_exception(TooLate("the deadline passed in the queue; allow more time or ask again later"))
+        for request in batch.gone:
+            self._observer.dropped("gone", request.images)
+        self._unanswered -= len(batch.requests) + len(batch.late) + len(batch.gone)
+        if not self._unanswered:
+            self._answered_all.set()
+
+
+def _stacked(requests: list[_Request]) -> Arrays:
+    """The inputs of all, row under row; one request's own arrays are not copied."""
+    if len(requests) == 1:
+        return requests[0].inputs
+    return tuple(np.concatenate(columns) for columns in zip(*(request.inputs for request in requests), strict=True))
+
+
+def _joined(parts: Sequence[Answer]) -> Answer:
+    """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
+    outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
+    return Answer(outputs, parts[0].queue_seconds, sum(part.run_seconds for part in parts))
