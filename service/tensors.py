@@ -1,0 +1,205 @@
+"""Tensors as the Open Inference Protocol (V2) writes them: JSON and the binary tensor extension <-> arrays.
+
+Pure: knows no HTTP, no model and no tensor's name; what a model takes and gives comes in as `Port`s. A body is JSON, then the
+raw tensors in the JSON's order, little-endian and row-major, with nothing between them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+
+from service.bundle import Manifest, TensorSpec
+from service.errors import MalformedRequest
+
+Array = NDArray[np.float32]
+Parameters = dict[str, str | int | float | bool]
+
+FLOAT = "FP32"
+WIRE = np.dtype("<f4")
+
+
+@dataclass(frozen=True)
+class Port:
+    """A tensor that a model takes or gives; -1 is an axis of any size."""
+
+    name: str
+    shape: tuple[int, ...]
+
+    @staticmethod
+    def of(spec: TensorSpec, manifest: Manifest) -> Port:
+        return Port(spec.name, tuple(-1 if size is None else size for size in spec.shape(manifest)))
+
+    def metadata(self) -> dict[str, JsonValue]:
+        return {"name": self.name, "datatype": FLOAT, "shape": list(self.shape)}
+
+    def admits(self, shape: Sequence[int]) -> bool:
+        return len(shape) == len(self.shape) and all(
+            found > 0 and expected in (-1, found) for found, expected in zip(shape, self.shape, strict=True)
+        )
+
+
+class _Wire(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True)
+
+
+class InputTensor(_Wire):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: Parameters = {}
+    data: list[Any] | None = Field(default=None, description="numbers, nested like the shape or flat in row-major order")
+
+
+class RequestedOutput(_Wire):
+    name: str
+    parameters: Parameters = {}
+
+
+class InferenceRequest(_Wire):
+    id: str | None = None
+    parameters: Parameters = {}
+    inputs: list[InputTensor]
+    outputs: list[RequestedOutput] | None = None
+
+
+@dataclass(frozen=True)
+class Inference:
+    """A request, read: what to run, which outputs to give, and which of those as raw bytes."""
+
+    id: str | None
+    inputs: dict[str, Array]
+    outputs: dict[str, bool]
+
+
+def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
+    """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON, all where it is absent."""
+    size = len(body) if header is None else _header_size(header, len(body))
+    request = _parsed(body[:size])
+    raw = _raw_parts(request.inputs, body, size, header is not None)
+    given = [tensor.name for tensor in request.inputs]
+    expected = {port.name: port for port in inputs}
+    if sorted(given) != sorted(expected):
+        raise MalformedRequest(f"expected the inputs {_listed(expected)}, each once; found {_listed(given)}")
+    arrays = {tensor.name: _array(tensor, expected[tensor.name], raw.get(tensor.name)) for tensor in request.inputs}
+    return Inference(request.id, arrays, _wanted(request, [port.name for port in outputs]))
+
+
+def write(fields: Mapping[str, JsonValue], outputs: Mapping[str, Array], binary: Mapping[str, bool]) -> tuple[bytes, int | None]:
+    """A response body from its leading fields and tensors, and how many bytes of it are JSON if not all are."""
+    tensors: list[dict[str, JsonValue]] = []
+    raw: list[bytes] = []
+    for name, values in outputs.items():
+        tensor: dict[str, JsonValue] = {"name": name, "datatype": FLOAT, "shape": list(values.shape)}
+        if binary[name]:
+            raw.append(values.astype(WIRE, copy=False).tobytes())
+            tensor["parameters"] = {"binary_data_size": len(raw[-1])}
+        else:
+            tensor["data"] = cast(list[JsonValue], values.ravel().tolist())
+        tensors.append(tensor)
+    text = json.dumps({**fields, "outputs": tensors}, separators=(",", ":"), allow_nan=False).encode()
+    return b"".join((text, *raw)), len(text) if raw else None
+
+
+def _header_size(header: str, total: int) -> int:
+    if not (header.isascii() and header.isdigit() and len(header) < 20):
+        raise MalformedRequest("Inference-Header-Content-Length: expected the number of bytes of JSON that begin the body")
+    if int(header) > total:
+        raise MalformedRequest(f"Inference-Header-Content-Length says {int(header)} bytes; the whole body has {total}")
+    return int(header)
+
+
+def _parsed(text: bytes) -> InferenceRequest:
+    try:
+        return InferenceRequest.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        where = ".".join(map(str, first["loc"])) or "body"
+        raise MalformedRequest(f"{where}: {first['msg']}") from None
+
+
+def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announced: bool) -> dict[str, memoryview]:
+    """Cuts what follows the JSON into the tensors that say how many bytes they are; nothing may be left over."""
+    parts: dict[str, memoryview] = {}
+    rest = memoryview(body)[start:]
+    for tensor in tensors:
+        size = tensor.parameters.get("binary_data_size")
+        if size is None:
+            continue
+        if not announced:
+            raise MalformedRequest(f"{tensor.name}: binary_data_size needs the header Inference-Header-Content-Length")
+        if type(size) is not int or not 0 <= size <= len(rest):
+            raise MalformedRequest(f"{tensor.name}: binary_data_size is {size}; {len(rest)} bytes are left in the body")
+        parts[tensor.name], rest = rest[:size], rest[size:]
+    if len(rest):
+        raise MalformedRequest(f"{len(rest)} bytes follow the last tensor; expected none")
+    return parts
+
+
+def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
+    _know(tensor.name, tensor.parameters, "binary_data_size")
+    if tensor.datatype != FLOAT:
+        raise MalformedRequest(f"{port.name}: expected datatype {FLOAT}, found {tensor.datatype[:20]}")
+    if not port.admits(tensor.shape):
+        raise MalformedRequest(f"{port.name}: expected shape {list(port.shape)}, found {tensor.shape[:8]}")
+    if (raw is None) == (tensor.data is None):
+        raise MalformedRequest(f"{port.name}: expected either data or binary_data_size")
+    count = math.prod(tensor.shape)
+    if raw is not None:
+        if len(raw) != count * WIRE.itemsize:
+            raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count * WIRE.itemsize} bytes, found {len(raw)}")
+        return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may lie unaligned
+    values = _numbers(tensor)
+    if values.shape not in ((count,), tuple(tensor.shape)):
+        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found {list(values.shape)}")
+    with np.errstate(over="ignore"):  # too large becomes infinite, which is for the model's owner to judge
+        return values.reshape(tensor.shape).astype(np.float32)
+
+
+def _numbers(tensor: InputTensor) -> NDArray[Any]:
+    try:
+        values = np.asarray(tensor.data)
+    except ValueError:
+        raise MalformedRequest(f"{tensor.name}: data is nested unevenly; expected rows of equal length") from None
+    if values.dtype.kind not in "iuf":
+        raise MalformedRequest(f"{tensor.name}: data holds something that is no number")
+    return values
+
+
+def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
+    """Output name -> as raw bytes? All outputs where none is named; an output's own word goes before the request's."""
+    default = _flag("binary_data_output", request.parameters, False)
+    if not request.outputs:
+        return dict.fromkeys(known, default)
+    names = [output.name for output in request.outputs]
+    if len(set(names)) != len(names) or not set(names) <= set(known):
+        raise MalformedRequest(f"expected outputs out of {_listed(known)}, each at most once; found {_listed(names)}")
+    for output in request.outputs:
+        _know(output.name, output.parameters, "binary_data")
+    return {output.name: _flag("binary_data", output.parameters, default) for output in request.outputs}
+
+
+def _know(name: str, parameters: Parameters, known: str) -> None:
+    """Shared memory, classification and the like change what an answer means: silence would be a wrong answer."""
+    unknown = sorted(parameters.keys() - {known})
+    if unknown:
+        raise MalformedRequest(f"{name}: of tensor parameters only {known} is served, found {_listed(unknown)}")
+
+
+def _flag(name: str, parameters: Parameters, default: bool) -> bool:
+    value = parameters.get(name, default)
+    if not isinstance(value, bool):
+        raise MalformedRequest(f"{name}: expected true or false")
+    return value
+
+
+def _listed(names: Sequence[str] | Mapping[str, object]) -> str:
+    shown = [name[:40] for name in list(names)[:8]]
+    return ", ".join(shown) or "none"

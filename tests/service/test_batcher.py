@@ -1,0 +1,298 @@
+"""Batching with a gate instead of a model: the tests decide when a run ends."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from service.batcher import Arrays, Batcher
+from service.errors import Broken, Busy, TooLarge, TooLate
+
+
+class Watcher:
+    """Writes down what the batcher tells."""
+
+    def __init__(self) -> None:
+        self.batches: list[int] = []
+        self.waits: list[float] = []
+        self.drops: list[tuple[str, int]] = []
+        self.failures: list[Exception] = []
+        self.threads: set[int] = set()
+
+    def batch_ran(self, images, queue_seconds, run_seconds):
+        self.batches.append(images)
+        self.waits += queue_seconds
+        self.threads.add(threading.get_ident())
+
+    def dropped(self, reason, images):
+        self.drops.append((reason, images))
+
+    def failed(self, error):
+        self.failures.append(error)
+
+
+class Gate:
+    """Doubles its input, once it is let; `entered` counts the runs that began."""
+
+    def __init__(self) -> None:
+        self.turns = threading.Semaphore(0)
+        self.entered = 0
+        self.shapes: list[tuple[int, ...]] = []
+
+    def __call__(self, *inputs):
+        self.entered += 1
+        self.shapes.append(inputs[0].shape)
+        assert self.turns.acquire(timeout=10)
+        return (inputs[0] * 2, inputs[0].sum(axis=tuple(range(1, inputs[0].ndim))))
+
+    def let(self, runs: int = 1) -> None:
+        self.turns.release(runs)
+
+
+def pictures(count: int, value: float = 1.0):
+    return np.full((count, 1, 2, 2), value, np.float32)
+
+
+async def until(true: Callable[[], object]) -> None:
+    async with asyncio.timeout(10):
+        while not true():
+            await asyncio.sleep(0.001)
+
+
+class House:
+    """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
+
+    def __init__(self, run: Callable[..., Arrays] | None = None, max_batch: int = 4, max_queue: int = 100) -> None:
+        self.gate, self.watcher = Gate(), Watcher()
+        self.batcher = Batcher(run or self.gate, max_batch=max_batch, max_queue=max_queue, observer=self.watcher)
+        self.batcher.start()
+
+    async def occupied(self) -> asyncio.Task:
+        first = self.send(1, 0)
+        await until(lambda: self.gate.entered == 1)
+        return first
+
+    def send(self, count: int, value: float = 1.0, **options) -> asyncio.Task:
+        return asyncio.create_task(self.batcher.submit(pictures(count, value), **options))
+
+    async def queued(self, images: int) -> None:
+        await until(lambda: self.batcher.queued == images)
+
+
+def scenario(test):
+    """Runs an async test to its end, with a limit."""
+
+    def run():
+        asyncio.run(asyncio.wait_for(test(), 20))
+
+    run.__name__, run.__doc__ = test.__name__, test.__doc__
+    return run
+
+
+@scenario
+async def test_what_has_queued_runs_together_and_each_gets_its_own_rows():
+    house = House()
+    first = await house.occupied()
+    others = [house.send(count, value) for count, value in ((1, 3), (2, 5), (1, 7), (1, 9))]
+    await house.queued(5)
+    house.gate.let(3)
+    answers = await asyncio.gather(*others)
+    await first
+    assert house.gate.shapes == [(1, 1, 2, 2), (4, 1, 2, 2), (1, 1, 2, 2)]  # images are counted: 1 + 2 + 1 fill four
+    assert house.watcher.batches == [1, 4, 1]
+    for answer, (count, value) in zip(answers, ((1, 3), (2, 5), (1, 7), (1, 9)), strict=True):
+        np.testing.assert_array_equal(answer.outputs[0], pictures(count, 2 * value))
+        np.testing.assert_array_equal(answer.outputs[1], np.full(count, 4 * value))
+        assert answer.queue_seconds > 0
+    assert house.watcher.threads == {threading.get_ident()}
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_several_inputs_are_stacked_each():
+    runs = []
+
+    def run(poses, classes):
+        runs.append((poses.shape, classes.dtype))
+        return (poses * classes[:, None],)
+
+    batcher = Batcher(run, max_batch=8, max_queue=8, observer=Watcher())
+    batcher.start()
+    poses = np.ones((1, 3), np.float32)
+    answers = await asyncio.gather(*(batcher.submit(poses, np.array([label])) for label in range(3)))
+    assert [answer.outputs[0][0, 0] for answer in answers] == [0, 1, 2]
+    assert runs == [((3, 3), np.dtype(np.int64))]  # submitted in one turn of the loop: one batch
+
+
+@scenario
+async def test_a_lone_request_waits_for_nobody():
+    house = House()
+    house.gate.let(200)
+    await house.send(1)
+    waits = []
+    for _ in range(100):
+        waits.append((await house.send(1)).queue_seconds)
+    assert sorted(waits)[50] < 0.005
+
+
+@scenario
+async def test_more_than_a_batch_is_split_and_joined():
+    house = House()
+    house.gate.let(10)
+    images = np.random.default_rng(0).random((11, 1, 2, 2), np.float32)
+    answer = await house.batcher.submit(images)
+    np.testing.assert_array_equal(answer.outputs[0], images * 2)
+    assert house.watcher.batches == [4, 4, 3]
+
+
+@scenario
+async def test_a_full_queue_answers_at_once():
+    house = House(max_queue=5)
+    await house.occupied()
+    waiting = [house.send(3), house.send(2)]
+    await house.queued(5)
+    began = time.perf_counter()
+    with pytest.raises(Busy) as refusal:
+        await house.batcher.submit(pictures(1))
+    assert time.perf_counter() - began < 0.1
+    assert refusal.value.retry_after >= 1
+    with pytest.raises(Busy):
+        house.batcher.admit()
+    with pytest.raises(TooLarge, match="at most 5"):  # it will never fit, so to ask again is no use
+        await house.batcher.submit(pictures(6))
+    assert house.watcher.drops == [("full", 1), ("full", 1)]
+    house.gate.let(3)
+    await asyncio.gather(*waiting)
+    house.batcher.admit()
+
+
+@scenario
+async def test_past_the_deadline_is_dropped_before_compute():
+    house = House()
+    await house.occupied()
+    late = house.send(2, deadline=time.monotonic() + 0.01)
+    alive = house.send(1, deadline=time.monotonic() + 60)
+    await house.queued(3)
+    await asyncio.sleep(0.02)
+    house.gate.let(2)
+    with pytest.raises(TooLate):
+        await late
+    await alive
+    assert house.watcher.drops == [("late", 2)]
+    assert house.watcher.batches == [1, 1]
+    assert house.batcher.queued == 0
+
+
+@scenario
+async def test_who_left_is_dropped_before_compute():
+    house = House()
+    first = await house.occupied()
+    gone, alive = house.send(3), house.send(1)
+    await house.queued(4)
+    gone.cancel()
+    first.cancel()  # left while the model runs: nothing can be saved, and nothing breaks
+    await asyncio.sleep(0)
+    house.gate.let(2)
+    await alive
+    assert house.watcher.drops == [("gone", 3)]
+    assert house.watcher.batches == [1, 1]
+
+
+@scenario
+async def test_a_batch_of_nobody_runs_nothing():
+    house = House()
+    first = await house.occupied()
+    gone = house.send(1)
+    await house.queued(1)
+    gone.cancel()
+    house.gate.let(1)
+    await first
+    await until(lambda: house.watcher.drops)
+    assert house.gate.entered == 1
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_a_failure_fails_its_batch_only_and_is_told():
+    calls = []
+
+    def run(images):
+        calls.append(len(images))
+        if images[0, 0, 0, 0] == 13:
+            raise RuntimeError("CUDA error: the text is not for clients")
+        return (images,)
+
+    house = House(run, max_batch=1)
+    good, bad, after = house.send(1), house.send(1, 13), house.send(1)
+    await good
+    with pytest.raises(Broken) as failure:
+        await bad
+    assert "CUDA" not in failure.value.detail
+    await after
+    assert [str(error) for error in house.watcher.failures] == ["CUDA error: the text is not for clients"]
+    with pytest.raises(Broken):  # a part fails: so does the whole
+        await house.batcher.submit(np.concatenate([pictures(1), pictures(1, 13), pictures(1)]))
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
+    before = set(threading.enumerate())
+    house = House()
+    first = await house.occupied()
+    waiting = [house.send(1) for _ in range(10)]
+    await house.queued(10)
+    draining = asyncio.create_task(house.batcher.drain(10))
+    await asyncio.sleep(0)
+    with pytest.raises(Busy, match="shutting down"):
+        await house.batcher.submit(pictures(1))
+    house.gate.let(10)
+    assert await draining
+    assert all(task.done() and not task.exception() for task in (first, *waiting))
+    await until(lambda: set(threading.enumerate()) <= before)
+    assert house.watcher.drops == [("draining", 1)]
+
+
+@scenario
+async def test_draining_gives_up_in_time():
+    house = House()
+    await house.occupied()
+    began = time.perf_counter()
+    assert not await house.batcher.drain(0.05)
+    assert time.perf_counter() - began < 1
+    house.gate.let()
+
+
+@scenario
+async def test_the_loop_stays_free_while_the_model_runs():
+    house = House()
+    await house.occupied()
+    beats = 0
+    for _ in range(50):
+        await asyncio.sleep(0.001)
+        beats += 1
+    house.gate.let()
+    assert beats == 50
+
+
+@scenario
+async def test_thousands_of_requests_keep_their_rows():
+    watcher = Watcher()
+    batcher = Batcher(lambda images: (images * 2,), max_batch=16, max_queue=10_000, observer=watcher)
+    batcher.start()
+
+    async def client(seed: int) -> None:
+        random = np.random.default_rng(seed)
+        for _ in range(100):
+            images = random.random((random.integers(1, 20), 1, 2, 2), np.float32)
+            answer = await batcher.submit(images)
+            np.testing.assert_array_equal(answer.outputs[0], images * 2)
+
+    await asyncio.gather(*(client(seed) for seed in range(32)))
+    assert batcher.queued == 0
+    assert max(watcher.batches) <= 16
+    assert not watcher.drops
+    assert await batcher.drain(1)

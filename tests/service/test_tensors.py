@@ -1,0 +1,196 @@
+"""The V2 codec: what tritonclient may send in either form is read alike, and every inconsistency is a 400 that says what."""
+
+import contextlib
+import json
+import struct
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from service import bundle, tensors
+from service.errors import MalformedRequest
+from service.tensors import Port
+from tests.service.bundles import TINY
+
+IN = Port("x", (-1, 2))
+OUT = [Port("a", (-1,)), Port("b", (-1, 3))]
+
+
+def request(**changes: object) -> dict:
+    return {"inputs": [{"name": "x", "shape": [2, 2], "datatype": "FP32", "data": [1, 2, 3, 4.5]} | changes]}
+
+
+def read(value: object, raw: bytes = b"", header: str | None = None) -> tensors.Inference:
+    text = value if isinstance(value, bytes) else json.dumps(value).encode()
+    return tensors.read(text + raw, str(len(text)) if raw and header is None else header, [IN], OUT)
+
+
+def binary(raw: bytes, **changes: object) -> tensors.Inference:
+    value = request(**({"parameters": {"binary_data_size": len(raw)}} | changes))
+    del value["inputs"][0]["data"]
+    return read(value, raw)
+
+
+VALUES = np.array([[1, 2], [3, 4.5]], np.float32)
+
+
+@pytest.mark.parametrize("data", [[1, 2, 3, 4.5], [[1, 2], [3, 4.5]]], ids=["flat", "nested"])
+def test_json_flat_and_nested_are_the_same(data):
+    np.testing.assert_array_equal(read(request(data=data)).inputs["x"], VALUES)
+
+
+def test_raw_bytes_are_little_endian_rows_wherever_they_begin():
+    raw = struct.pack("<4f", 1, 2, 3, 4.5)
+    for padding in ("", "1", "12", "123"):  # the JSON's length decides whether the floats lie aligned
+        value = request(parameters={"binary_data_size": 16}) | {"id": padding}
+        del value["inputs"][0]["data"]
+        array = read(value, raw).inputs["x"]
+        np.testing.assert_array_equal(array, VALUES)
+        assert array.flags.aligned
+        assert array.flags.c_contiguous
+
+
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"datatype": "UINT8"}, "expected datatype FP32"),
+        ({"shape": [4]}, "expected shape"),
+        ({"shape": [0, 2], "data": []}, "expected shape"),
+        ({"shape": [-1, 2]}, "expected shape"),
+        ({"shape": [10**30, 2]}, "values, found"),
+        ({"shape": [3, 2]}, "6 values"),
+        ({"data": [[1, 2], [3]]}, "unevenly"),
+        ({"data": [[1, 2, 3, 4.5]]}, "4 values"),
+        ({"data": ["1", "2", "3", "4"]}, "no number"),
+        ({"data": [None, 1, 2, 3]}, "no number"),
+        ({"data": [True, False, True, True]}, "no number"),
+        ({"data": [10**40, 1, 2, 3]}, "no number"),
+        ({"data": None}, "either data or"),
+        ({"data": "AAAA"}, "valid array"),
+        ({"name": "y"}, "expected the inputs x"),
+        ({"parameters": {"binary_data_size": 16}}, "Inference-Header-Content-Length"),
+        ({"parameters": {"shared_memory_region": "mine"}}, "shared_memory_region"),
+    ],
+)
+def test_an_input_that_disagrees_with_itself_or_the_model_is_named(changes, says):
+    with pytest.raises(MalformedRequest, match=says):
+        read(request(**changes))
+
+
+@pytest.mark.parametrize("size", [12, 20])
+def test_raw_bytes_must_be_as_many_as_the_shape_says(size):
+    with pytest.raises(MalformedRequest, match="16 bytes"):
+        binary(bytes(size))
+
+
+@pytest.mark.parametrize("size", [15, 17, -1, 2**70, 1.5, "16", True])
+def test_sizes_must_sum_to_the_body(size):
+    with pytest.raises(MalformedRequest, match=r"are left in the body|bytes follow"):
+        binary(bytes(16), parameters={"binary_data_size": size})
+
+
+@pytest.mark.parametrize("header", ["", "-1", "1e3", "9" * 30, "99999", "٣"])
+def test_a_header_that_is_no_length_of_this_body(header):
+    with pytest.raises(MalformedRequest, match="Inference-Header-Content-Length"):
+        read(request(), header=header)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"inputs": 1}', b'{"inputs": [], "id": 3}', b'{"inputs": []}'],
+)
+def test_what_is_no_request(body):
+    with pytest.raises(MalformedRequest):
+        read(body)
+
+
+def test_an_input_given_twice():
+    value = request()
+    with pytest.raises(MalformedRequest, match="each once"):
+        read({"inputs": value["inputs"] * 2})
+
+
+def wanted(outputs: object, **parameters: object) -> dict[str, bool]:
+    return read(request() | {"outputs": outputs, "parameters": parameters}).outputs
+
+
+def test_all_outputs_unless_named_and_an_outputs_own_word_wins():
+    assert read(request()).outputs == {"a": False, "b": False}
+    assert wanted([], binary_data_output=True) == {"a": True, "b": True}
+    assert wanted([{"name": "b"}]) == {"b": False}
+    assert wanted([{"name": "b"}, {"name": "a", "parameters": {"binary_data": False}}], binary_data_output=True) == {
+        "b": True,
+        "a": False,
+    }
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [[{"name": "c"}], [{"name": "a"}, {"name": "a"}], [{"name": "a", "parameters": {"classification": 3}}]],
+    ids=["unknown", "twice", "a parameter that we do not serve"],
+)
+def test_outputs_that_cannot_be_given(outputs):
+    with pytest.raises(MalformedRequest):
+        wanted(outputs)
+
+
+def test_a_flag_that_is_neither_true_nor_false():
+    with pytest.raises(MalformedRequest, match="true or false"):
+        wanted(None, binary_data_output=1)
+
+
+def test_writing_mixes_json_and_raw():
+    values = {"a": np.array([0.5], np.float32), "b": np.array([[1, 2, 3]], np.float32)}
+    body, size = tensors.write({"model_name": "m", "id": "7"}, values, {"a": False, "b": True})
+    assert json.loads(body[:size]) == {
+        "model_name": "m",
+        "id": "7",
+        "outputs": [
+            {"name": "a", "datatype": "FP32", "shape": [1], "data": [0.5]},
+            {"name": "b", "datatype": "FP32", "shape": [1, 3], "parameters": {"binary_data_size": 12}},
+        ],
+    }
+    assert body[size:] == struct.pack("<3f", 1, 2, 3)
+    body, size = tensors.write({}, values, {"a": False, "b": False})
+    assert size is None
+    assert json.loads(body)["outputs"][1]["data"] == [1, 2, 3]
+
+
+def test_ports_come_from_the_bundle_contract():
+    manifest = bundle.read(TINY).manifest
+    assert Port.of(bundle.CAPSULES, manifest).metadata() == {"name": "capsules", "datatype": "FP32", "shape": [-1, 10, 6]}
+
+
+@given(st.binary(max_size=200), st.none() | st.text(max_size=5))
+def test_no_bytes_are_worse_than_malformed(body, header):
+    with contextlib.suppress(MalformedRequest):
+        tensors.read(body, header, [IN], OUT)
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=4),
+    max_leaves=8,
+)
+FIELDS = st.fixed_dictionaries(
+    {},
+    optional={
+        "name": st.sampled_from(["x", "y"]) | JSON,
+        "shape": st.lists(st.integers(-1, 3) | st.integers(), max_size=3) | JSON,
+        "datatype": st.sampled_from(["FP32", "BYTES"]) | JSON,
+        "data": JSON,
+        "parameters": st.dictionaries(st.sampled_from(["binary_data_size", "z"]), JSON, max_size=2) | JSON,
+    },
+)
+
+
+@given(FIELDS, st.binary(max_size=40))
+def test_no_request_is_worse_than_malformed(fields, raw):
+    value = {"inputs": [request()["inputs"][0] | fields]}
+    try:
+        found = read(value, raw)
+    except MalformedRequest:
+        return
+    assert found.inputs["x"].shape[1] == 2
