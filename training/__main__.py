@@ -83,10 +83,7 @@ def _train(options: argparse.Namespace) -> None:
         raise TrainingError(f"preset {options.preset} has no routing: --routing and --iterations do not apply") from error
     found = data.load(config.training.dataset, options.data)
     with devices.place() as place:
-        done = train.train(config, found, options.out, place, resume=options.resume)
-    if len(done.history) < config.training.epochs:
-        print(f"stopped at step {done.step}; go on with the same command and --resume", file=sys.stderr)
-        raise SystemExit(130)
+        train.train(config, found, options.out, place, resume=options.resume)
 
 
 def _evaluate(options: argparse.Namespace) -> None:

@@ -29,5 +29,11 @@ class DivergedError(TrainingError):
     exit_status = 3
 
 
+class StoppedError(TrainingError):
+    """A signal ended the run early; its checkpoint is whole."""
+
+    exit_status = 130
+
+
 class ExportError(TrainingError):
     """The exported graph is not what the bundle contract asks for."""

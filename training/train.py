@@ -31,7 +31,7 @@ from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import DataSet
 from training.devices import Place, hardware, precision
-from training.errors import CheckpointError, DivergedError, UnknownNameError
+from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
 from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
 from training.losses import LOSSES, reconstruction
 from training.networks import Network
@@ -62,7 +62,10 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     run = Run(start, data, out, place)
     with _signals(run):
-        return run.to_the_end()
+        run.to_the_end()
+    if run.stopping and not run.ended:
+        raise StoppedError(f"stopped at step {start.step}; go on with the same command and --resume")
+    return start
 
 
 class Run:
@@ -94,9 +97,13 @@ class Run:
         if place.world > 1:
             self.model = DistributedDataParallel(self.network)
 
-    def to_the_end(self) -> Checkpoint:
-        state, total = self.checkpoint, self.settings.epochs * self.steps_per_epoch
-        while state.step < total and not self.stopping:
+    @property
+    def ended(self) -> bool:
+        return self.checkpoint.step >= self.settings.epochs * self.steps_per_epoch
+
+    def to_the_end(self) -> None:
+        state = self.checkpoint
+        while not (self.ended or self.stopping):
             began, seconds = time.perf_counter(), state.seconds
             self._epoch()
             state.seconds = seconds + time.perf_counter() - began
@@ -105,7 +112,6 @@ class Run:
             if self.place.leads:
                 self._save()
         self.place.wait()
-        return state
 
     def _epoch(self) -> None:
         """The rest of the epoch under way: all of it, or what a stop left."""

@@ -1,0 +1,193 @@
+"""The contract, broken in each way it can be: the error names what was expected and what was found."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service import bundle
+from service.bundle import DECODER, ENCODER, EXAMPLE, Array, Bundle, BundleError, Example
+
+TINY = Path(__file__).parents[1] / "bundles" / "tiny"
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(TINY, tmp_path / "tiny"))
+
+
+def altered(folder: Path, **values: Any) -> Path:
+    """The bundle with other manifest entries; `a__b` is entry b of a."""
+    path = folder / "manifest.json"
+    manifest = json.loads(path.read_text())
+    for key, value in values.items():
+        *parents, last = key.split("__")
+        inner = manifest
+        for parent in parents:
+            inner = inner[parent]
+        inner[last] = value
+    path.write_text(json.dumps(manifest))
+    return folder
+
+
+def test_tiny_is_small_and_sound() -> None:
+    made = bundle.read(TINY)
+    assert made.manifest.name == "tiny"
+    assert made.manifest.variants == ("fp32", "int8")
+    assert sum(path.stat().st_size for path in TINY.iterdir()) < 100_000
+
+
+def test_every_shipped_bundle_is_sound_and_small() -> None:
+    folders = [path.parent for path in MODELS.glob("*/manifest.json")]
+    for folder in folders:
+        assert bundle.read(folder).manifest.name == folder.name
+    sizes = [path.stat().st_size for path in MODELS.rglob("*") if path.is_file()]
+    assert max(sizes, default=0) < 16e6
+    assert sum(sizes) < 48e6
+
+
+@pytest.mark.parametrize("name", sorted(bundle.REQUIRED))
+def test_a_changed_byte_is_seen(copy: Path, name: str) -> None:
+    path = copy / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(bytes(content))
+    with pytest.raises(BundleError, match=rf"sha256 of .*{name}: expected [0-9a-f]{{64}}, found [0-9a-f]{{64}}"):
+        bundle.read(copy)
+
+
+@pytest.mark.parametrize("name", sorted(bundle.FILES))
+def test_a_missing_file_is_named(copy: Path, name: str) -> None:
+    (copy / name).unlink()
+    with pytest.raises(BundleError, match=rf"{name}: expected a readable file, found No such file"):
+        bundle.read(copy)
+
+
+def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"no bundle there: expected a readable manifest\.json, found No such file"):
+        bundle.read(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"format": "capserve/2"}, "format: expected capserve/1, found capserve/2"),
+        ({"pose_size": 5}, "values in a prototype: expected 5, found 6"),
+        ({"classes": ["0"] * 10}, "different class names: expected 10, found 1"),
+        ({"max_objects": 3}, "max_objects"),
+        ({"name": "../../etc"}, "name"),
+        ({"files__evil.sh": "0" * 64}, r"files other than a bundle's: expected \[\], found \['evil.sh'\]"),
+        ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
+        ({"thresholds__presence": float("nan")}, "thresholds.presence"),
+        ({"references__winner_length__edges": [0, 1]}, "expected 21 edges for 20 shares, found 2"),
+    ],
+)
+def test_a_manifest_that_is_wrong_says_where(copy: Path, values: dict[str, Any], message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        bundle.read(altered(copy, **values))
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe"])
+def test_a_manifest_that_is_no_json_object_is_an_error(copy: Path, content: bytes) -> None:
+    (copy / "manifest.json").write_bytes(content)
+    with pytest.raises(BundleError, match=r"manifest\.json"):
+        bundle.read(copy)
+
+
+def test_a_huge_manifest_is_not_parsed(copy: Path) -> None:
+    (copy / "manifest.json").write_bytes(b" " * (bundle.MANIFEST_LIMIT + 1))
+    with pytest.raises(BundleError, match="expected at most 4194304 bytes, found 4194305"):
+        bundle.read(copy)
+
+
+def test_an_int8_encoder_that_is_not_there_lists_what_is(copy: Path) -> None:
+    manifest = json.loads((copy / "manifest.json").read_text())
+    del manifest["files"]["encoder.int8.onnx"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match="no int8 encoder; this bundle has fp32"):
+        bundle.read(copy).encoder("int8")
+
+
+def test_pickles_are_not_loaded(copy: Path) -> None:
+    arrays = dict(np.load(copy / EXAMPLE))
+    np.savez(copy / EXAMPLE, allow_pickle=True, **{**arrays, "images": np.array([object()], dtype=object)})
+    altered(copy, files__example=None)
+    made = Bundle(copy, bundle.read(TINY).manifest)
+    with pytest.raises(BundleError, match="Object arrays cannot be loaded when allow_pickle=False"):
+        made.example("fp32")
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x80\x04N."])
+def test_a_damaged_example_is_an_error(copy: Path, content: bytes) -> None:
+    (copy / EXAMPLE).write_bytes(content)
+    with pytest.raises(BundleError, match=r"example\.npz: expected the arrays images, lengths"):
+        Bundle(copy, bundle.read(TINY).manifest).example("fp32")
+
+
+class Argument(NamedTuple):
+    name: str
+    type: str
+    shape: list[Any]
+
+
+IMAGES = Argument("images", "tensor(float)", ["N", 1, 28, 28])
+OUTPUTS = [Argument("lengths", "tensor(float)", ["N", 10]), Argument("capsules", "tensor(float)", ["N", 10, 6])]
+
+
+def test_a_graph_of_the_contract_passes() -> None:
+    bundle.check_signature(ENCODER, bundle.read(TINY).manifest, [IMAGES], OUTPUTS, TINY)
+
+
+@pytest.mark.parametrize(
+    ("image", "message"),
+    [
+        (IMAGES._replace(name="x"), "x tensor"),
+        (IMAGES._replace(type="tensor(double)"), "double"),
+        (IMAGES._replace(shape=[1, 1, 28, 28]), r"expected \['images tensor\(float\)\[N,1,28,28\]'\], found .*\[1,1,28,28\]"),
+        (IMAGES._replace(shape=["N", 1, 28, "W"]), r"28,N\]"),
+    ],
+)
+def test_another_signature_names_both(image: Argument, message: str) -> None:
+    with pytest.raises(BundleError, match=message):
+        bundle.check_signature(ENCODER, bundle.read(TINY).manifest, [image], OUTPUTS, TINY)
+
+
+def test_a_missing_output_is_seen() -> None:
+    with pytest.raises(BundleError, match="outputs of"):
+        bundle.check_signature(DECODER, bundle.read(TINY).manifest, [], [], TINY)
+
+
+def replay(example: Example, lengths: Array) -> float:
+    def decode(poses: Array, classes: NDArray[np.int64]) -> Array:
+        return example.reconstructions
+
+    return bundle.check_replay(bundle.read(TINY), "fp32", lambda images: (lengths, example.capsules), decode)
+
+
+def test_a_replay_within_tolerance_passes_and_one_beyond_is_an_error() -> None:
+    example = bundle.read(TINY).example("fp32")
+    assert replay(example, example.lengths + np.float32(1e-3)) == pytest.approx(1e-3, rel=1e-3)
+    with pytest.raises(BundleError, match=r"fp32 replay of lengths: expected example.npz within 0.002, found 0.01 off"):
+        replay(example, example.lengths + np.float32(0.01))
+    with pytest.raises(BundleError, match="found nan off"):
+        replay(example, np.full_like(example.lengths, np.nan))
+    with pytest.raises(BundleError, match="shape of lengths"):
+        replay(example, example.lengths[:1])
+
+
+def test_fingerprints_differ_between_models(copy: Path) -> None:
+    first = bundle.read(copy).manifest
+    other = first.model_copy(update={"files": {**first.files, "decoder.onnx": "0" * 64}})
+    assert len(first.fingerprint) == 8
+    assert first.fingerprint != other.fingerprint
+    assert first.version == first.fingerprint.hex()
+
+
+def test_write_needs_every_file(tmp_path: Path) -> None:
+    with pytest.raises(BundleError, match=r"expected \['decoder.onnx', 'encoder.onnx', 'example.npz'\], found \[\]"):
+        bundle.write(tmp_path, {})

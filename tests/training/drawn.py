@@ -1,0 +1,37 @@
+"""A data set of the tests' own: ten shapes drawn with Pillow, written as the four idx files."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFont
+
+from training.data import FILES, IDX_IMAGES, IDX_LABELS
+
+CLASSES = 10
+
+
+def digit(label: int, generator: np.random.Generator, side: int = 28) -> NDArray[np.uint8]:
+    picture = Image.new("L", (side, side))
+    corner = generator.uniform(0.25, 0.35, size=2) * side - 2
+    font = ImageFont.load_default(size=float(generator.uniform(0.6, 0.75)) * side)
+    ImageDraw.Draw(picture).text((corner[0], corner[1] - side * 0.15), str(label), fill=255, font=font)
+    return np.asarray(picture)
+
+
+def write(folder: Path, train: int = 400, test: int = 60, side: int = 28, seed: int = 0) -> Path:
+    folder.mkdir(parents=True, exist_ok=True)
+    generator = np.random.default_rng(seed)
+    for count, (images_name, labels_name) in ((train, FILES[:2]), (test, FILES[2:])):
+        labels = np.arange(count) % CLASSES
+        images = np.stack([digit(int(label), generator, side) for label in labels])
+        write_idx(folder / f"{images_name}.gz", images, IDX_IMAGES)
+        write_idx(folder / f"{labels_name}.gz", labels.astype(np.uint8), IDX_LABELS)
+    return folder
+
+
+def write_idx(path: Path, values: NDArray[np.uint8], magic: int) -> None:
+    content = struct.pack(f">{1 + values.ndim}I", magic, *values.shape) + values.tobytes()
+    path.write_bytes(gzip.compress(content, mtime=0) if path.suffix == ".gz" else content)

@@ -1,0 +1,53 @@
+import pytest
+import torch
+from torch import Tensor
+
+from training.augment import AUGMENTATIONS, SHIFT, moved
+
+
+@pytest.fixture
+def dots() -> Tensor:
+    """One bright pixel in the middle of each picture."""
+    images = torch.zeros(200, 1, 28, 28)
+    images[:, :, 14, 14] = 1.0
+    return images
+
+
+@pytest.mark.parametrize("name", AUGMENTATIONS)
+def test_augmentation_keeps_shape_and_range_and_repeats_from_its_seed(name: str) -> None:
+    images = torch.rand(8, 1, 28, 28)
+    first, again = (AUGMENTATIONS[name](images, torch.Generator().manual_seed(3)) for _ in range(2))
+    assert first.shape == images.shape
+    assert float(first.min()) >= 0
+    assert float(first.max()) <= 1.0001
+    assert torch.equal(first, again)
+
+
+def test_shift_moves_by_whole_pixels_up_to_two_each_way_and_reaches_all(dots: Tensor) -> None:
+    shifted = AUGMENTATIONS["shift"](dots, torch.Generator().manual_seed(0))
+    assert (shifted.sum(dim=(1, 2, 3)) == 1).all()
+    places = {tuple(place.tolist()) for place in (shifted[:, 0] == 1).nonzero()[:, 1:] - 14}
+    assert places == {(y, x) for y in range(-SHIFT, SHIFT + 1) for x in range(-SHIFT, SHIFT + 1)}
+
+
+def test_what_leaves_the_frame_is_lost_not_wrapped() -> None:
+    images = torch.zeros(50, 1, 8, 8)
+    images[:, :, 0, :] = 1.0
+    shifted = moved(images, 2, torch.Generator().manual_seed(0))
+    assert (shifted[:, :, 3:] == 0).all()
+
+
+def test_affine_stays_within_its_limits(dots: Tensor) -> None:
+    """The centre pixel moves by the shift alone: at most two pixels, and not always the same way."""
+    changed = AUGMENTATIONS["affine"](dots, torch.Generator().manual_seed(0))
+    places = changed.flatten(1).argmax(dim=1)
+    offsets = torch.stack([places // 28, places % 28], dim=1) - 14
+    assert int(offsets.abs().max()) <= SHIFT + 1
+    assert len(offsets.unique(dim=0)) > 10
+
+
+def test_affine_differs_between_pictures_of_a_batch() -> None:
+    bar = torch.zeros(4, 1, 28, 28)
+    bar[:, :, 4:24, 13:15] = 1.0
+    changed = AUGMENTATIONS["affine"](bar, torch.Generator().manual_seed(0))
+    assert not any(torch.allclose(changed[0], other) for other in changed[1:])

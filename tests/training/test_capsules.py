@@ -1,0 +1,95 @@
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash, lengths
+from training.config import Primary
+from training.errors import UnknownNameError
+
+
+def class_capsules(inputs: int = 20, size: int = 8, *, shared: bool = False, routing: str = "dynamic") -> ClassCapsules:
+    return ClassCapsules(inputs, size, 10, 16, routing, 3, "paper", shared)
+
+
+@pytest.mark.parametrize(("name", "length"), [("paper", 4 / 5), ("half", 4 / 4.5), ("learned", 4 / 5)])
+def test_squash_keeps_direction_and_maps_length(name: str, length: float) -> None:
+    squashed = Squash(name)(torch.tensor([[2.0, 0.0, 0.0]]))
+    torch.testing.assert_close(squashed, torch.tensor([[length, 0.0, 0.0]]))
+
+
+@pytest.mark.parametrize("name", SQUASH_CONSTANTS)
+def test_squash_has_a_finite_gradient_at_zero(name: str) -> None:
+    vectors = torch.zeros(2, 8, requires_grad=True)
+    lengths(Squash(name)(vectors)).sum().backward()
+    assert vectors.grad is not None
+    assert vectors.grad.isfinite().all()
+
+
+def test_the_learned_constant_learns() -> None:
+    squash = Squash("learned")
+    squash(torch.ones(1, 4)).sum().backward()
+    assert [parameter.grad is not None for parameter in squash.parameters()] == [True]
+
+
+def test_a_primary_capsule_is_eight_channels_at_one_place() -> None:
+    """Mark one place of the feature map: exactly the capsules of that place see it, each in all of its values."""
+    layer = PrimaryCapsules(256, Primary(kinds=32, size=8, kernel=9, stride=2), "paper")
+    assert isinstance(layer.convolution, nn.Conv2d)
+    layer.convolution = nn.Identity()
+    features = torch.zeros(1, 256, 6, 6)
+    features[0, :, 2, 3] = 1.0
+    capsules = layer(features)
+    assert capsules.shape == (1, 6 * 6 * 32, 8)
+    marked = (capsules[0] != 0).all(dim=1)
+    assert marked.nonzero().flatten().tolist() == [(2 * 6 + 3) * 32 + kind for kind in range(32)]
+    assert (capsules[0][~marked] == 0).all()
+
+
+def test_a_capsule_takes_neighbouring_channels() -> None:
+    layer = PrimaryCapsules(256, Primary(kinds=32, size=8, kernel=9, stride=2, squash=False), "paper")
+    layer.convolution = nn.Identity()
+    channels = torch.arange(256.0).reshape(1, 256, 1, 1)
+    assert layer(channels)[0, 3].tolist() == [24.0, 25.0, 26.0, 27.0, 28.0, 29.0, 30.0, 31.0]
+
+
+@pytest.mark.parametrize("shared", [False, True])
+def test_votes_are_each_inputs_own_transformation(shared: bool) -> None:
+    layer = class_capsules(shared=shared)
+    capsules = torch.randn(3, 20, 8)
+    transforms = layer.transforms.reshape(*layer.transforms.shape[:-1], 10, 16)
+    equation = "nid,dop->noip" if shared else "nid,idop->noip"
+    torch.testing.assert_close(layer.votes(capsules), torch.einsum(equation, capsules, transforms))
+
+
+def test_nothing_expands_the_votes_by_their_inputs() -> None:
+    """No tensor of a training step is larger than the votes themselves, (batch, out, in, pose)."""
+    layer, batch = class_capsules(inputs=64), 16  # more pictures than values in a capsule, or the weights are larger
+
+    class Largest(TorchDispatchMode):
+        size = 0
+
+        def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            result = function(*args, **(kwargs or {}))
+            sizes = [leaf.numel() for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+            self.size = max(self.size, *sizes, 0)
+            return result
+
+    with Largest() as seen:
+        lengths(layer(torch.randn(batch, 64, 8))).sum().backward()
+    assert seen.size == batch * 10 * 64 * 16
+
+
+def test_votes_stay_in_float32_under_autocast() -> None:
+    with torch.autocast("cpu", torch.bfloat16):
+        assert class_capsules()(torch.randn(2, 20, 8)).dtype == torch.float32
+
+
+def test_unknown_names_list_the_valid_ones() -> None:
+    with pytest.raises(UnknownNameError, match="unknown routing 'em'; choose one of: agreement, dynamic"):
+        class_capsules(routing="em")
+    with pytest.raises(UnknownNameError, match="unknown squash 'flat'; choose one of: half, learned, paper"):
+        Squash("flat")

@@ -1,0 +1,58 @@
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from training import checkpoint
+from training.checkpoint import Checkpoint
+from training.config import PRESETS
+from training.errors import CheckpointError
+from training.networks import Network
+
+
+def state(step: int = 5) -> Checkpoint:
+    network = Network(PRESETS["tiny"].network)
+    return Checkpoint(PRESETS["tiny"], ("a", "b"), "a machine", step=step, network=network.state_dict())
+
+
+def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
+    saved = state()
+    checkpoint.save(saved, tmp_path)
+    loaded = checkpoint.load(tmp_path)
+    assert (loaded.config, loaded.classes, loaded.hardware, loaded.step) == (saved.config, saved.classes, saved.hardware, 5)
+    assert all(torch.equal(loaded.network[key], value) for key, value in saved.network.items())
+
+
+def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+    """A real failing write: the process may write no file over 4 kB, less than a checkpoint takes."""
+    checkpoint.save(state(step=5), tmp_path)
+    program = f"""
+import resource, signal
+from tests.training.test_checkpoint import *
+new = state(step=6)
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+try:
+    checkpoint.save(new, Path({str(tmp_path)!r}))
+except CheckpointError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert "could not write" in done.stdout
+    assert "the one before is whole" in done.stdout
+    assert checkpoint.load(tmp_path).step == 5
+    assert [path.name for path in tmp_path.iterdir()] == [checkpoint.FILE]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
+def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / checkpoint.FILE).write_bytes(content)
+    with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a checkpoint of this program, or damaged"):
+        checkpoint.load(tmp_path)
+
+
+def test_a_missing_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no checkpoint there; expected a folder that `captrain train --out` has filled"):
+        checkpoint.load(tmp_path)

@@ -1,0 +1,104 @@
+"""`captrain` from outside: the four commands in the order a researcher types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
+
+
+def captrain(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "training", *map(str, arguments)], capture_output=True, text=True)
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
+    assert done.returncode == 0, done.stderr
+    assert "epoch 2/2  loss" in done.stdout
+    assert "img/s" in done.stderr  # the progress bar
+    return out
+
+
+@pytest.fixture(scope="module")
+def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("models") / "shapes"
+    done = captrain("export", run, "--bundle", out, "--int8", "--data", folder)
+    assert done.returncode == 0, done.stderr
+    assert "fp32, int8" in done.stdout
+    return out
+
+
+def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> None:
+    done = captrain("evaluate", run, "--data", folder)
+    assert done.returncode == 0, done.stderr
+    errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
+    assert len(errors) == 2
+    assert "(torch) on 60 test pictures" in done.stdout
+    assert "(fp32) on 60 test pictures" in done.stdout
+
+
+def test_evaluate_records_test_figures_in_a_bundle_alone_on_request(made: Path, folder: Path) -> None:
+    before = json.loads((made / "manifest.json").read_text())
+    assert captrain("evaluate", made, "--data", folder).returncode == 0
+    assert json.loads((made / "manifest.json").read_text()) == before
+    assert captrain("evaluate", made, "--data", folder, "--record").returncode == 0
+    after = json.loads((made / "manifest.json").read_text())
+    assert set(after["metrics"]["test"]) == {"fp32", "int8"}
+    assert after["metrics"]["test"]["fp32"]["error"]["count"] == 60
+    assert after["version"] == before["version"]
+    assert after["files"] == before["files"]
+
+
+def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
+    done = captrain("figures", made, "--data", folder, "--out", tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(Path(line).name for line in done.stdout.split())
+    assert {"perturbations.png", "curves.png"} <= {path.name for path in tmp_path.iterdir()}
+    for path in tmp_path.iterdir():
+        with Image.open(path) as picture:
+            assert picture.width > 300
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["train", "--preset", "papier", "--out", "x"], "unknown preset 'papier'; choose one of: baseline, compact"),
+        (
+            ["train", "--preset", "tiny", "--routing", "em", "--out", "x"],
+            "unknown routing 'em'; choose one of: agreement, dynamic",
+        ),
+        (["train", "--preset", "pooled", "--routing", "dynamic", "--out", "x"], "preset pooled has no routing"),
+        (["evaluate", "nowhere"], "neither a run (checkpoint.pt) nor a bundle (manifest.json) is there"),
+        (["export", "nowhere", "--bundle", "x"], "no checkpoint there"),
+    ],
+)
+def test_mistakes_are_a_line_that_says_what_to_do(arguments: list[str], message: str, folder: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "training", *arguments, "--data", str(folder), *(FLAGS if arguments[0] == "train" else [])],
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert done.returncode == 2
+    assert message in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_damaged_bundle_is_named(made: Path, folder: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "shapes"
+    copy.mkdir()
+    for path in made.iterdir():
+        (copy / path.name).write_bytes(path.read_bytes())
+    with (copy / "decoder.onnx").open("ab") as file:
+        file.write(b"\0")
+    done = captrain("evaluate", copy, "--data", folder)
+    assert done.returncode == 2
+    assert "sha256 of" in done.stderr
+    assert "Traceback" not in done.stderr

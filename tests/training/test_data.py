@@ -1,0 +1,171 @@
+import functools
+import gzip
+import hashlib
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.training import drawn
+from training import data as reader
+from training.data import FILES, IDX_LABELS, SOURCES, DataSet, Source, load
+from training.errors import DataError, UnknownNameError
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """The four drawn files, to be damaged."""
+    for name in FILES:
+        (tmp_path / f"{name}.gz").write_bytes((folder / f"{name}.gz").read_bytes())
+    return tmp_path
+
+
+@pytest.fixture
+def mirror(folder: Path) -> Iterator[str]:
+    """A real web server with the four files."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}/"
+        server.shutdown()
+        thread.join()
+
+
+def sums(folder: Path) -> tuple[str, ...]:
+    return tuple(hashlib.md5(gzip.decompress((folder / f"{name}.gz").read_bytes())).hexdigest() for name in FILES)
+
+
+def test_a_folder_of_idx_files_is_read(data: DataSet) -> None:
+    assert (len(data.train), len(data.test)) == (400, 60)
+    assert data.train.images.shape == (400, 1, 28, 28)
+    assert data.classes == tuple("0123456789")
+    assert data.train.labels[:12].tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1]
+
+
+def test_plain_files_read_like_packed_ones(copy: Path, data: DataSet) -> None:
+    for name in FILES:
+        packed = copy / f"{name}.gz"
+        (copy / name).write_bytes(gzip.decompress(packed.read_bytes()))
+        packed.unlink()
+    assert load("folder", copy).train.images.equal(data.train.images)
+
+
+def test_the_real_mnist_is_recognised(mnist: DataSet) -> None:
+    assert (len(mnist.train), len(mnist.test)) == (60_000, 10_000)
+    learn, held_out = mnist.split(5_000)
+    assert len(learn) == 55_000
+    assert held_out.labels.equal(mnist.train.labels[55_000:])
+
+
+def test_a_wrong_magic_names_the_file_and_both_numbers(copy: Path) -> None:
+    (copy / f"{FILES[0]}.gz").write_bytes((copy / f"{FILES[1]}.gz").read_bytes())
+    with pytest.raises(DataError, match=rf"{FILES[0]}.gz: expected idx magic 0x00000803, found 0x00000801"):
+        load("folder", copy)
+
+
+@pytest.mark.parametrize("kept", [0, 10, 5_000])
+def test_a_truncated_gzip_names_the_file(copy: Path, kept: int) -> None:
+    path = copy / f"{FILES[2]}.gz"
+    path.write_bytes(path.read_bytes()[:kept])
+    with pytest.raises(DataError, match=rf"{FILES[2]}\.gz: (not a whole gzip file|0 bytes)"):
+        load("folder", copy)
+
+
+def test_damaged_compressed_bytes_name_the_file(copy: Path) -> None:
+    path = copy / f"{FILES[2]}.gz"
+    content = bytearray(path.read_bytes())
+    content[100:110] = b"\xff" * 10
+    path.write_bytes(bytes(content))
+    with pytest.raises(DataError, match=rf"{FILES[2]}\.gz"):
+        load("folder", copy)
+
+
+def test_a_truncated_idx_names_sizes(copy: Path) -> None:
+    path = copy / f"{FILES[0]}.gz"
+    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes())[:-7]))
+    with pytest.raises(DataError, match=r"header promises 313600 bytes \(400x28x28\), found 313593"):
+        load("folder", copy)
+
+
+def test_labels_outside_the_classes_are_an_error(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "five", Source(classes=tuple("01234")))
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: label 9 is outside the 5 classes"):
+        load("five", copy)
+
+
+def test_more_labels_than_pictures_are_an_error(copy: Path) -> None:
+    drawn.write_idx(copy / f"{FILES[1]}.gz", np.zeros(401, np.uint8), IDX_LABELS)
+    with pytest.raises(DataError, match="expected 400 labels, one for each picture, found 401"):
+        load("folder", copy)
+
+
+def test_an_altered_known_set_is_refused(copy: Path) -> None:
+    with pytest.raises(DataError, match=rf"{FILES[0]}.gz: expected md5 6bbc9ace898e44ae57da46a324031adb, found"):
+        load("mnist", copy)
+
+
+def test_a_set_known_by_its_packed_sums_is_checked_by_them(copy: Path) -> None:
+    with pytest.raises(DataError, match="expected md5 bdb82020997e1d708af4cf47b453dcf7"):
+        load("kmnist", copy)
+
+
+def test_a_missing_file_is_named(copy: Path) -> None:
+    (copy / f"{FILES[3]}.gz").unlink()
+    with pytest.raises(DataError, match=f"no {FILES[3]}"):
+        load("folder", copy)
+
+
+def test_an_unknown_set_lists_the_known_ones() -> None:
+    with pytest.raises(UnknownNameError, match="choose one of: fashion, folder, kmnist, mnist"):
+        load("cifar")
+
+
+def test_the_environment_says_where_and_a_subfolder_may_hold_the_set(
+    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CAPSERVE_DATA", str(tmp_path))
+    assert reader.find("folder", None) == tmp_path
+    (tmp_path / "fashion").mkdir()
+    for name in FILES:
+        (copy / f"{name}.gz").rename(tmp_path / "fashion" / f"{name}.gz")
+    assert reader.find("fashion", None) == tmp_path / "fashion"
+
+
+def test_folder_must_be_told_where(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CAPSERVE_DATA", raising=False)
+    with pytest.raises(DataError, match="pass --data DIR"):
+        load("folder")
+
+
+def test_a_known_set_is_downloaded_once_and_checked(
+    mirror: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("CAPSERVE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    broken = "http://127.0.0.1:9/"  # nothing listens there: the next mirror serves
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(broken, mirror), unpacked=sums(folder)))
+    assert len(load("drawn").train) == 400
+    assert "train-images-idx3-ubyte.gz" in capfd.readouterr().err  # the progress bar
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(), unpacked=sums(folder)))
+    assert len(load("drawn").train) == 400  # from the cache: there is no mirror any more
+
+
+def test_a_download_with_another_checksum_is_not_kept(
+    mirror: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CAPSERVE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(mirror,), unpacked=("0" * 32,) * 4))
+    with pytest.raises(DataError, match=r"could not download train-images-idx3-ubyte.gz .*expected md5 0000.*pass --data DIR"):
+        load("drawn")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("held_out", [0, 400, 1_000])
+def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> None:
+    with pytest.raises(DataError, match=f"between 1 and 399 of the 400 training pictures, got {held_out}"):
+        data.split(held_out)

@@ -1,0 +1,172 @@
+"""torch against ONNX Runtime: every preset, every routing, batches of one and five, and what a bundle then holds."""
+
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import onnx
+import pytest
+import torch
+from onnx import numpy_helper
+
+from service import bundle
+from service.bundle import DECODER_FILE, ENCODER_FILES
+from training import graphs
+from training.capsules import SQUASH_CONSTANTS
+from training.checkpoint import Checkpoint
+from training.config import PRESETS, CapsuleNet, Config, PlainNet
+from training.data import DataSet
+from training.devices import Place
+from training.errors import ExportError
+from training.evaluate import TorchModel
+from training.export import PARITY, export, parity, write_graphs
+from training.networks import Network
+from training.routing import ROUTINGS
+from training.runtime import OnnxModel
+from training.train import train
+
+
+def untrained(network: CapsuleNet | PlainNet) -> Checkpoint:
+    """Random weights, and batch norm that has seen something."""
+    torch.manual_seed(0)
+    made = Network(network)
+    with torch.no_grad():
+        made.encoder(torch.rand(8, *network.image_shape))
+    config = Config("tiny", network, PRESETS["tiny"].training)
+    return Checkpoint(config, tuple("0123456789"), "a machine", network=made.state_dict())
+
+
+def assert_parity(network: CapsuleNet | PlainNet, folder: Path) -> dict[str, OnnxModel]:
+    state = untrained(network)
+    made = graphs.storable(state.restored())
+    models = write_graphs(made, state, folder, calibration=None)
+    assert parity(made, models["fp32"], network.image_shape) <= PARITY
+    return dict(models)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_is_equal_in_onnx(name: str, tmp_path: Path) -> None:
+    assert_parity(PRESETS[name].network, tmp_path)
+
+
+@pytest.mark.parametrize("squash", SQUASH_CONSTANTS)
+@pytest.mark.parametrize("iterations", [1, 3, 5])
+@pytest.mark.parametrize("routing", ROUTINGS)
+def test_every_routing_and_squash_is_equal_in_onnx(routing: str, iterations: int, squash: str, tmp_path: Path) -> None:
+    tiny = PRESETS["tiny"].network
+    assert isinstance(tiny, CapsuleNet)
+    assert_parity(replace(tiny, routing=routing, iterations=iterations, squash=squash), tmp_path)
+
+
+def test_rgb_and_other_sizes_are_equal_in_onnx(tmp_path: Path) -> None:
+    assert_parity(replace(PRESETS["tiny"].network, image_shape=(3, 36, 44), classes=7), tmp_path)
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_graphs_are_static_but_for_the_batch(name: str) -> None:
+    config = PRESETS[name].network
+    network = graphs.storable(untrained(config).restored())
+    for graph in (graphs.encoder_graph(network, config), graphs.decoder_graph(network, config)):
+        operators = Counter(node.op_type for node in graph.graph.node)
+        assert not graphs.FORBIDDEN & operators.keys()
+        for tensor in (*graph.graph.input, *graph.graph.output):
+            first, *others = tensor.type.tensor_type.shape.dim
+            assert first.dim_param == "N"
+            assert all(axis.dim_value > 0 for axis in others)
+
+
+def test_batch_norm_is_folded_and_large_weights_are_halved_without_loss(tmp_path: Path) -> None:
+    state = untrained(PRESETS["compact"].network)
+    network = graphs.storable(state.restored())
+    write_graphs(network, state, tmp_path, calibration=None)
+    graph = onnx.load(tmp_path / ENCODER_FILES["fp32"]).graph
+    assert "BatchNormalization" not in {node.op_type for node in graph.node}
+    halved = [numpy_helper.to_array(weights) for weights in graph.initializer if weights.data_type == onnx.TensorProto.FLOAT16]
+    assert sum(values.size for values in halved) > 600_000
+    exact = network.encoder.routed.transforms.detach().numpy()
+    assert any((values.astype("float32") == exact).all() for values in halved if values.shape == exact.shape)
+    assert (tmp_path / ENCODER_FILES["fp32"]).stat().st_size < 1.4e6
+
+
+def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None:
+    network = untrained(PRESETS["compact"].network).restored()
+    images = torch.rand(5, 1, 28, 28)
+    before, after = (TorchModel(each).classify(images).lengths for each in (network, graphs.storable(network)))
+    torch.testing.assert_close(before, after, atol=5e-3, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=4, batch_size=20)
+    return train(replace(PRESETS["tiny"], training=training), data, tmp_path_factory.mktemp("run"), Place(torch.device("cpu")))
+
+
+def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+    said: list[str] = []
+    made = export(finished, data, tmp_path / "shapes", quantised=True, say=said.append)
+    manifest = made.manifest
+    assert manifest.name == "shapes"
+    assert manifest.variants == ("fp32", "int8")
+    assert manifest.metrics.parity <= PARITY
+    assert manifest.metrics.test == {}
+    assert manifest.metrics.validation["fp32"].error.count == 60
+    assert manifest.metrics.validation["int8"].error.percent <= manifest.metrics.validation["fp32"].error.percent + 10
+    assert manifest.training.epochs == 4
+    assert Config.from_dict(manifest.config) == finished.config
+    for variant in manifest.variants:
+        model = OnnxModel(made.encoder(variant), made.decoder)
+        model.check(manifest)
+
+        def encode(images: bundle.Array, model: OnnxModel = model) -> tuple[bundle.Array, bundle.Array]:
+            lengths, capsules = model.classify(torch.from_numpy(images))
+            return lengths.numpy(), capsules.numpy()
+
+        worst = bundle.check_replay(
+            made,
+            variant,
+            encode,
+            lambda poses, classes, model=model: model.reconstruct(torch.from_numpy(poses), torch.from_numpy(classes)).numpy(),  # type: ignore[misc]
+        )
+        assert worst <= 1 / 8192  # the example's own rounding
+    assert any("parity" in line for line in said)
+
+
+def test_int8_holds_quantised_convolutions_and_float_routing(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+    made = export(finished, data, tmp_path / "shapes", quantised=True, say=lambda _: None)
+    graph = onnx.load(made.encoder("int8")).graph
+    producers = {output: node.op_type for node in graph.node for output in node.output}
+    kinds = {node.op_type: {producers.get(name) for name in node.input} for node in graph.node}
+    assert kinds["Conv"] == {"DequantizeLinear"}
+    assert "DequantizeLinear" not in kinds["MatMul"]
+    assert "DequantizeLinear" not in kinds["Softmax"]
+
+
+def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+    first = export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
+    again = export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
+    assert first.manifest.fingerprint == again.manifest.fingerprint
+    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+    other = tmp_path / "photos"
+    other.mkdir()
+    (other / "keep.txt").write_text("mine")
+    with pytest.raises(bundle.BundleError, match="no bundle there"):
+        export(finished, data, other, quantised=False, say=lambda _: None)
+    assert (other / "keep.txt").read_text() == "mine"
+
+
+def test_two_digits_a_picture_make_a_bundle_with_two_objects(data: DataSet, tmp_path: Path) -> None:
+    training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=1, pairs="overlapping")
+    done = train(replace(PRESETS["tiny"], training=training), data, tmp_path / "run", Place(torch.device("cpu")))
+    made = export(done, data, tmp_path / "overlap", quantised=False, say=lambda _: None)
+    assert made.manifest.max_objects == 2
+    assert made.manifest.image_shape == (1, 36, 36)
+    assert (made.folder / DECODER_FILE).exists()
+
+
+def test_a_class_without_validation_pictures_is_an_error_that_names_it(
+    finished: Checkpoint, data: DataSet, tmp_path: Path
+) -> None:
+    few = replace(finished.config, training=replace(finished.config.training, validation=5))
+    with pytest.raises(ExportError, match=r"class '0' is in none of the validation pictures"):
+        export(replace(finished, config=few), data, tmp_path / "few", quantised=False, say=lambda _: None)
+    assert not (tmp_path / "few").exists()

@@ -1,0 +1,64 @@
+import pytest
+import torch
+
+from training.config import PRESETS, CapsuleNet
+from training.networks import Network, parameters
+
+
+@pytest.mark.parametrize("name", PRESETS)
+def test_every_preset_encodes_and_draws(name: str) -> None:
+    config = PRESETS[name].network
+    encoding, drawings = Network(config)(torch.rand(3, 1, 28, 28), torch.tensor([[0], [5], [9]]))
+    assert encoding.lengths.shape == (3, 10)
+    assert encoding.capsules.shape == (3, 10, config.pose_size)
+    assert (encoding.lengths >= 0).all()
+    assert (encoding.lengths <= 1).all()
+    assert drawings.shape == (3, 1, 1, 28, 28)
+
+
+def test_parameter_counts_are_those_of_the_literature() -> None:
+    """Sabour et al. 2017: 8.2 M with the decoder, 6.8 M without, baseline 35.4 M. Efficient-CapsNet: 161 thousand."""
+    counted = {name: parameters(Network(PRESETS[name].network).encoder) for name in PRESETS}
+    assert parameters(Network(PRESETS["paper"].network)) == 8_215_568
+    assert counted["paper"] == 6_804_224
+    assert counted["baseline"] == 35_445_522
+    assert counted["compact"] <= 700_000
+    assert 160_000 < counted["compact16"] < 162_000
+    assert 250_000 < counted["shared"] < 290_000
+
+
+def test_paper_routes_1152_capsules() -> None:
+    encoder = Network(PRESETS["paper"].network).encoder
+    assert encoder.primary(encoder.stem(torch.zeros(1, 1, 28, 28))).shape == (1, 1152, 8)
+
+
+def test_shared_takes_any_image_size() -> None:
+    encoder = Network(PRESETS["shared"].network).eval().encoder
+    for size in ((28, 28), (28, 56), (36, 36)):
+        assert encoder(torch.rand(1, 1, *size)).capsules.shape == (1, 10, 16)
+
+
+def test_the_decoder_sees_the_named_capsule_only() -> None:
+    """Two pictures with the same pose for the named class draw the same, whatever the other capsules hold."""
+    decoder = Network(PRESETS["tiny"].network).eval().decoder
+    pose = torch.rand(1, 6)
+    same = decoder(pose, torch.tensor([3]))
+    assert torch.equal(same, decoder(pose.clone(), torch.tensor([3])))
+    assert not torch.allclose(same, decoder(pose, torch.tensor([4])))
+
+
+def test_a_plain_net_does_not_learn_from_its_drawing() -> None:
+    network = Network(PRESETS["pooled"].network)
+    _, drawings = network(torch.rand(2, 1, 28, 28), torch.tensor([[1], [2]]))
+    drawings.sum().backward()
+    assert all(parameter.grad is None for parameter in network.encoder.parameters())
+    assert all(parameter.grad is not None for parameter in network.decoder.parameters())
+
+
+def test_building_a_network_leaves_batch_norm_untouched() -> None:
+    network = Network(PRESETS["compact"].network)
+    assert isinstance(PRESETS["compact"].network, CapsuleNet)
+    tracked = [value for name, value in network.state_dict().items() if name.endswith("num_batches_tracked")]
+    assert tracked
+    assert all(int(value) == 0 for value in tracked)
+    assert network.training

@@ -1,0 +1,192 @@
+"""Training for real, on drawn digits with the tiny preset: what a run leaves, and that it goes on to the same numbers."""
+
+import csv
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from training import checkpoint
+from training.config import PRESETS, Config
+from training.data import DataSet
+from training.devices import Place
+from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
+from training.train import train
+
+CPU = Place(torch.device("cpu"))
+TRAIN = [sys.executable, "-m", "training", "train", "--preset", "tiny"]
+
+
+def config(name: str = "tiny", **training: Any) -> Config:
+    settings = {"dataset": "folder", "epochs": 2, "batch_size": 50, "validation": 60, **training}
+    return replace(PRESETS[name], training=replace(PRESETS[name].training, **settings))
+
+
+def same(first: Path, second: Path) -> bool:
+    """Bit for bit the same weights, averages, optimizer and history; only the clock may differ."""
+    one, two = checkpoint.load(first), checkpoint.load(second)
+    rows = [[{**row, "seconds": 0} for row in state.history] for state in (one, two)]
+    pairs = [(one.network, two.network), (one.average, two.average)]
+    weights = all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
+    moments = zip(one.optimizer["state"].values(), two.optimizer["state"].values(), strict=True)
+    return weights and rows[0] == rows[1] and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
+
+
+@pytest.fixture(scope="module")
+def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "tiny"
+    train(config(), data, out, CPU)
+    return out
+
+
+def test_a_run_leaves_checkpoint_history_and_tensorboard(finished: Path) -> None:
+    rows = list(csv.DictReader((finished / "history.csv").read_text().splitlines()))
+    assert [row["epoch"] for row in rows] == ["1", "2"]
+    assert float(rows[1]["loss"]) < float(rows[0]["loss"])
+    assert list((finished / "tensorboard").glob("events.*"))
+    state = checkpoint.load(finished)
+    assert state.step == 2 * 7  # 340 pictures in batches of 50
+    assert state.classes == tuple("0123456789")
+    assert not list(finished.glob("*.part"))
+
+
+def test_a_run_repeats_bit_for_bit(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    train(config(), data, tmp_path / "again", CPU)
+    assert same(finished, tmp_path / "again")
+
+
+def test_another_seed_is_another_run(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    train(config(seed=1), data, tmp_path / "other", CPU)
+    assert not same(finished, tmp_path / "other")
+
+
+def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
+    finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two stops, the first at the third of an epoch's seven steps."""
+    answers = [False, False, True, *[False] * 6, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "any", lambda self, flag: bool(answers and answers.pop(0)))
+        with pytest.raises(StoppedError, match="stopped at step 3; go on with the same command and --resume"):
+            train(config(), data, tmp_path, CPU)
+        assert checkpoint.load(tmp_path).history == []
+        with pytest.raises(StoppedError, match="stopped at step 10"):
+            train(config(), data, tmp_path, CPU, resume=True)
+    train(config(), data, tmp_path, CPU, resume=True)
+    assert same(finished, tmp_path)
+
+
+def test_dropout_resumes_to_the_same_numbers_too(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem, dropout=0.5)
+    settings = replace(config("pooled"), network=small)
+    train(settings, data, tmp_path / "whole", CPU)
+    answers = [False, True]
+    with monkeypatch.context() as patch:
+        patch.setattr(Place, "any", lambda self, flag: bool(answers and answers.pop(0)))
+        with pytest.raises(StoppedError):
+            train(settings, data, tmp_path / "parts", CPU)
+    train(settings, data, tmp_path / "parts", CPU, resume=True)
+    assert same(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("runs") / "whole"
+    subprocess.run([*long_run(folder), "--out", str(out)], check=True, capture_output=True)
+    return out
+
+
+def long_run(folder: Path) -> list[str]:
+    """A run of the real program that lasts long enough to be interrupted."""
+    flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "10", "--epochs", "8"]
+    return [*TRAIN, *flags]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_an_interrupted_run_resumes_to_the_same_numbers(
+    number: signal.Signals, folder: Path, uninterrupted: Path, tmp_path: Path
+) -> None:
+    """SIGINT and SIGTERM save the step under way and say how to go on; after SIGKILL the last whole epoch is there."""
+    process = subprocess.Popen([*long_run(folder), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    while not (tmp_path / "history.csv").exists():
+        assert process.poll() is None
+        time.sleep(0.002)
+    process.send_signal(number)
+    _, message = process.communicate(timeout=60)
+    if number == signal.SIGKILL:
+        assert process.returncode == -signal.SIGKILL
+    else:
+        assert process.returncode == 130
+        assert "go on with the same command and --resume" in message
+    assert len(checkpoint.load(tmp_path).history) < 8
+    subprocess.run([*long_run(folder), "--out", str(tmp_path), "--resume"], check=True, capture_output=True)
+    assert same(uninterrupted, tmp_path)
+
+
+def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, data: DataSet) -> None:
+    with pytest.raises(CheckpointError, match="already holds a run; pass --resume"):
+        train(config(), data, finished, CPU)
+
+
+def test_resuming_with_another_config_names_both(finished: Path, data: DataSet) -> None:
+    with pytest.raises(CheckpointError, match=r"training\.learning_rate: 0\.01 against 0\.5"):
+        train(config(learning_rate=0.5), data, finished, CPU, resume=True)
+    with pytest.raises(CheckpointError, match=r"another config \(tiny\) than asked for \(pooled\)"):
+        train(config("pooled"), data, finished, CPU, resume=True)
+
+
+def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    state = checkpoint.load(finished)
+    state.config = config(epochs=3)
+    state.config = replace(state.config, network=checkpoint.load(finished).config.network)
+    next(iter(state.optimizer["state"].values()))["exp_avg"].fill_(float("nan"))  # the next step poisons the weights
+    tmp_path.mkdir(exist_ok=True)
+    checkpoint.save(state, tmp_path)
+    before = (tmp_path / checkpoint.FILE).read_bytes()
+    with pytest.raises(DivergedError, match=r"the loss is nan at step \d+; the last good checkpoint is .*checkpoint\.pt"):
+        train(config(epochs=3), data, tmp_path, CPU, resume=True)
+    assert (tmp_path / checkpoint.FILE).read_bytes() == before
+
+
+def test_divergence_is_an_exit_status(folder: Path, tmp_path: Path) -> None:
+    flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--reconstruction", "nan"]
+    done = subprocess.run([*TRAIN, *flags, "--out", str(tmp_path)], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "the loss is nan" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("field", ["schedule", "augment", "loss", "precision", "pairs"])
+def test_an_unknown_name_lists_the_valid_ones(field: str, data: DataSet, tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match=r"unknown .* 'nonsense'; choose one of: \w+, "):
+        train(config(**{field: "nonsense"}), data, tmp_path, CPU)
+
+
+@pytest.mark.parametrize("pairs", ["overlapping", "side_by_side"])
+def test_two_digits_a_picture_train_on_their_own_canvas(pairs: str, data: DataSet, tmp_path: Path) -> None:
+    done = train(config("shared", pairs=pairs, epochs=1, validation=360), data, tmp_path, CPU)
+    assert done.config.network.image_shape == {"overlapping": (1, 36, 36), "side_by_side": (1, 28, 56)}[pairs]
+    assert len(done.history) == 1
+
+
+def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None:
+    """torchrun with DDP over gloo: each half of every batch, the same weights in the end but for rounding."""
+    flags = ["--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "360", "--epochs", "2"]
+    flags += ["--batch-size", "20", "--augment", "none", "--precision", "fp32", "--ema", "0"]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    for launcher, out in (([sys.executable], "one"), (torchrun, "two")):
+        command = [*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)]
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, done.stderr
+    one, two = (checkpoint.load(tmp_path / out) for out in ("one", "two"))
+    assert one.step == two.step == 4
+    for key, weights in one.network.items():
+        torch.testing.assert_close(two.network[key], weights, atol=2e-3, rtol=1e-2)
