@@ -219,12 +219,15 @@ class Bundle:
     def example(self, variant: Variant) -> Example:
         """What example.npz expects of this variant."""
         path = self.folder / EXAMPLE
+        names = [f"{name}.{variant}" if name in ("lengths", "capsules") else name for name in Example._fields]
         try:
-            with np.load(path, allow_pickle=False) as arrays:
-                names = [f"{name}.{variant}" if name in ("lengths", "capsules") else name for name in Example._fields]
+            with path.open("rb") as file:
+                arrays = np.load(file, allow_pickle=False)
+                if not isinstance(arrays, np.lib.npyio.NpzFile):
+                    raise ValueError("a single array")
                 return Example(*(arrays[name] for name in names))
-        except (OSError, KeyError, ValueError, zipfile.BadZipFile) as error:
-            raise BundleError(f"{path}: expected the arrays {', '.join(Example._fields)}, found {error}") from error
+        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            raise BundleError(f"{path}: expected the arrays {', '.join(names)}, found {error}") from error
 
 
 def read(folder: Path) -> Bundle:
