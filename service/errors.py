@@ -4,12 +4,15 @@
       MalformedRequest   400   not the syntax we speak
       KeyWanted          401
       UnknownModel       404
+      TooSlow            408   the body did not come in time
       TooLarge           413   body or pixels over the limit
       NotAnImage         415   not an image type we read
       Unprocessable      422   damaged image, parameter out of range, someone else's pose token
       Busy               503   queue full, warming, draining; carries Retry-After
         Broken           503   the model itself failed
       TooLate            504   past the deadline
+
+    StartError                 the process cannot start as it was asked to: exit status 2
 
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
@@ -38,6 +41,10 @@ class UnknownModel(ServiceError):
     status, title = 404, "no such model"
 
 
+class TooSlow(ServiceError):
+    status, title = 408, "request timeout"
+
+
 class TooLarge(ServiceError):
     status, title = 413, "too large"
 
@@ -64,3 +71,7 @@ class Broken(Busy):
 
 class TooLate(ServiceError):
     status, title = 504, "past the deadline"
+
+
+class StartError(Exception):
+    pass

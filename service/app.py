@@ -1,0 +1,52 @@
+"""create_app: wiring and lifespan, nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, suppress
+from importlib.metadata import version
+
+from fastapi import FastAPI
+
+from service import catalogue, cpus, problems
+from service.catalogue import Catalogue
+from service.crew import Crew
+from service.engine import CapsNet
+from service.envelope import Envelope
+from service.metrics import Metrics
+from service.routes import health, models, predict
+from service.settings import Settings
+from service.state import Service
+
+LARGE_JOBS = 32  # large pictures in work or waiting
+
+
+def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) -> FastAPI:
+    """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
+    metrics = Metrics()
+    serving = Catalogue(catalogue.load(settings) if nets is None else nets, settings, metrics)
+    crew = Crew(settings.threads or cpus.available(), LARGE_JOBS)
+    app = FastAPI(title="capserve", version=version("capserve"), summary="Capsule Networks as a service", lifespan=_lifespan)
+    app.state.service = Service(settings, serving, metrics, crew)
+    app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving)
+    for error, handler in problems.HANDLERS.items():
+        app.add_exception_handler(error, handler)
+    for routes in (predict, models, health):
+        app.include_router(routes.router)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    """Listens at once, and is ready when the models are warm; answers what it accepted before it goes."""
+    service: Service = app.state.service
+    work = asyncio.create_task(service.catalogue.run())
+    try:
+        yield
+    finally:
+        await service.catalogue.drain()
+        work.cancel()
+        with suppress(asyncio.CancelledError):
+            await work
+        service.crew.close()

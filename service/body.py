@@ -1,0 +1,97 @@
+"""A request's body, read within a limit and a time, and the pictures in it, however they were sent."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import json
+from typing import Any
+
+from starlette.requests import Request
+
+from service import multipart
+from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
+
+HOW = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
+
+
+async def read(request: Request, max_body: int, patience: float) -> bytes:
+    """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
+    announced = request.headers.get("content-length", "0")
+    if announced.isdigit() and int(announced) > max_body:
+        raise TooLarge(_too_large(max_body))
+    chunks, size = [], 0
+    try:
+        async with asyncio.timeout(patience):
+            async for chunk in request.stream():
+                size += len(chunk)
+                if size > max_body:
+                    raise TooLarge(_too_large(max_body))
+                chunks.append(chunk)
+    except TimeoutError:
+        raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
+    return b"".join(chunks)
+
+
+def picture(content_type: str, body: bytes) -> bytes:
+    """The one picture of a request to /predict."""
+    found = _pictures(content_type, body, "image")
+    if len(found) != 1:
+        raise MalformedRequest(f"expected one picture, found {len(found)}; /predict/batch takes many")
+    return found[0]
+
+
+def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
+    """The pictures of a request to /predict/batch, in order."""
+    found = _pictures(content_type, body, "images")
+    if not 1 <= len(found) <= most:
+        raise MalformedRequest(f"expected 1 to {most} pictures, found {len(found)}; send them in several requests")
+    return found
+
+
+def _pictures(content_type: str, body: bytes, field: str) -> list[bytes]:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind == "multipart/form-data":
+        return _files(content_type, body)
+    if kind == "application/json":
+        return _from_json(body, field)
+    if field == "image" and (kind.startswith("image/") or kind in ("", "application/octet-stream")):
+        return [body]
+    raise NotAnImage(f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {HOW}")
+
+
+def _files(content_type: str, body: bytes) -> list[bytes]:
+    found = []
+    for part in multipart.parse(content_type, body):
+        if part.name != "file":
+            raise MalformedRequest("a multipart field is not called file; name each picture's field so")
+        found.append(part.content)
+    return found
+
+
+def _from_json(body: bytes, field: str) -> list[bytes]:
+    wanted = '{"image": "<base64>"}' if field == "image" else '{"images": ["<base64>", ...]}'
+    try:
+        values: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        raise MalformedRequest(f"the body is not JSON; send {wanted}") from None
+    if not isinstance(values, dict) or values.keys() != {field}:
+        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
+    texts = [values[field]] if field == "image" else values[field]
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
+    return [_from_base64(text) for text in texts]
+
+
+def _from_base64(text: str) -> bytes:
+    if text.startswith("data:"):  # as browsers write a canvas
+        text = text.partition(",")[2]
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise MalformedRequest("a picture is not valid base64; encode its bytes with the standard alphabet and padding") from None
+
+
+def _too_large(max_body: int) -> str:
+    return f"the body is larger than {max_body:,} bytes; send a smaller picture, or fewer of them"

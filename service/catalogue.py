@@ -1,0 +1,176 @@
+"""The models at work: each a network behind its two queues, and whether it can be trusted at the moment. Knows no HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+
+from service import bundle, cpus, engine, sessions
+from service.batcher import Answer, Batcher
+from service.bundle import Array, BundleError
+from service.engine import CapsNet, Labels, Perception
+from service.errors import Busy, StartError, UnknownModel
+from service.metrics import GraphObserver, Metrics, PredictionObserver
+from service.settings import Settings
+
+logger = logging.getLogger(__name__)
+
+HOPELESS = 5  # failures in a row after which the process asks to be restarted
+PROBE_EVERY = 1.0  # seconds
+
+
+def load(settings: Settings) -> dict[str, CapsNet]:
+    """Every bundle of the models folder, by name, checked and replayed."""
+    folders = [path for path in sorted(settings.models.glob("*")) if path.is_dir() and not path.name.startswith((".", "_"))]
+    if not folders:
+        raise BundleError(f"{settings.models}: expected a folder of bundles, found none; name another with CAPSERVE_MODELS")
+    bundles = [bundle.read(folder) for folder in folders]
+    threads = settings.threads or max(1, cpus.available() // settings.workers)
+    device = sessions.device(settings.device, threads, settings.cuda_memory, settings.cuda_graphs, bundles[0].encoder("fp32"))
+    nets = [engine.load(made, settings.variant, device) for made in bundles]
+    return {net.manifest.name: net for net in nets}
+
+
+class Served(GraphObserver):
+    """One model: its network, its queues, its health."""
+
+    def __init__(self, net: CapsNet, settings: Settings, metrics: Metrics) -> None:
+        name = net.manifest.name
+        super().__init__(metrics, name, "encoder")
+        self.net, self.manifest = net, net.manifest
+        self.seen = PredictionObserver(metrics, name, net.manifest.classes)
+        self.failures_in_a_row = 0
+        self._deadline = settings.deadline
+        self._metrics = metrics
+        self._batcher = Batcher(net.perceive, max_batch=settings.max_batch, max_queue=settings.max_queue, observer=self)
+        # Drawings are small beside encodings, and a sweep wants a hundred at once.
+        most = sessions.BUCKETS[-1]
+        self._drawer = Batcher(
+            lambda poses, classes: (net.reconstruct(poses, classes),),
+            max_batch=most,
+            max_queue=max(8 * most, settings.max_queue),
+            observer=_Drawings(metrics, name, self),
+        )
+
+    def start(self) -> None:
+        self._batcher.start()
+        self._drawer.start()
+
+    def admit(self, images: int = 1) -> None:
+        """Raises Busy when the queue is full, before anybody decodes a picture."""
+        self._batcher.admit(images)
+
+    async def perceive(self, images: Array, arrived: float, drawn: bool = True) -> tuple[Perception, Answer]:
+        """(n, C, H, W) -> what was seen, and where the time went; `arrived` is the request's time.monotonic()."""
+        wanted = np.full(len(images), drawn)
+        answer = await self._batcher.submit(images, wanted, deadline=arrived + self._deadline)
+        return Perception(*answer.outputs), answer
+
+    async def draw(self, poses: Array, classes: Labels, arrived: float) -> tuple[Array, Answer]:
+        """Poses (n, D) of classes (n,) -> drawings (n, C, H, W)."""
+        answer = await self._drawer.submit(poses, classes, deadline=arrived + self._deadline)
+        return answer.outputs[0], answer
+
+    async def drain(self, timeout: float) -> None:
+        await asyncio.gather(self._batcher.drain(timeout), self._drawer.drain(timeout))
+
+    @property
+    def sound(self) -> bool:
+        return self.failures_in_a_row == 0
+
+    def measure(self) -> None:
+        name = self.manifest.name
+        self._metrics.queue_images.labels(name, "encoder").set(self._batcher.queued)
+        self._metrics.queue_images.labels(name, "decoder").set(self._drawer.queued)
+
+    # What the batchers tell
+
+    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None:
+        super().batch_ran(images, queue_seconds, run_seconds)
+        self.failures_in_a_row = 0
+
+    def failed(self, error: Exception) -> None:
+        super().failed(error)
+        self.failures_in_a_row += 1
+        logger.error("model %s failed, %d in a row: %s", self.manifest.name, self.failures_in_a_row, error)
+
+    async def probe(self) -> None:
+        """One picture through the queue: nobody sends requests to a server that is not ready, so it must ask itself."""
+        blank = np.zeros((1, *self.manifest.image_shape), np.float32)
+        try:
+            await self.perceive(blank, time.monotonic())
+        except Busy as error:
+            logger.debug("probe of %s: %s", self.manifest.name, error)
+
+
+class _Drawings(GraphObserver):
+    """The decoder's queue: its failures are its model's, but a drawing that works does not say that the encoder does."""
+
+    def __init__(self, metrics: Metrics, model: str, served: Served) -> None:
+        super().__init__(metrics, model, "decoder")
+        self._served = served
+
+    def failed(self, error: Exception) -> None:
+        self._served.failed(error)
+
+
+class Catalogue:
+    def __init__(self, nets: Mapping[str, CapsNet], settings: Settings, metrics: Metrics) -> None:
+        self._settings, self._metrics = settings, metrics
+        self._served = {name: Served(net, settings, metrics) for name, net in nets.items()}
+        self.default = settings.model or ("compact" if "compact" in nets else min(nets))
+        if self.default not in nets:
+            raise StartError(f"CAPSERVE_MODEL={self.default}, but {settings.models} has only {', '.join(sorted(nets))}")
+        self.warm = self.draining = False
+        for net in nets.values():
+            metrics.describe(net)
+
+    def __iter__(self) -> Iterator[Served]:
+        return iter(self._served.values())
+
+    def get(self, name: str | None) -> Served:
+        try:
+            return self._served[name or self.default]
+        except KeyError:
+            raise UnknownModel(f"there is no model of that name; there are {', '.join(sorted(self._served))}") from None
+
+    def admit(self) -> None:
+        if not self.warm:
+            raise Busy("the models are still warming up; ask again in a second")
+
+    @property
+    def ready(self) -> bool:
+        return self.warm and not self.draining and all(served.sound for served in self)
+
+    @property
+    def alive(self) -> bool:
+        """A restart would help when a model fails again and again."""
+        return all(served.failures_in_a_row < HOPELESS for served in self)
+
+    async def run(self) -> None:
+        """Warms every model up, then looks after those that failed; until it is cancelled."""
+        for served in self:
+            served.start()
+            await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
+        self.warm = True
+        logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
+        while True:
+            self.measure()
+            await asyncio.sleep(PROBE_EVERY)
+            for served in self:
+                if not served.sound:
+                    await served.probe()
+
+    def measure(self) -> None:
+        self._metrics.ready.set(self.ready)
+        for served in self:
+            served.measure()
+
+    async def drain(self) -> None:
+        """Answers what was accepted, within the time there is."""
+        self.draining = True
+        await asyncio.gather(*(served.drain(self._settings.drain) for served in self))

@@ -1,0 +1,37 @@
+"""A client that leaves takes its request with it: whatever still waits for the model is cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from starlette.requests import ClientDisconnect, Request
+
+SOON = 0.05  # seconds; most requests are answered before that, and a watcher for each would cost more than it saves
+
+
+@contextmanager
+def heeded(request: Request) -> Iterator[None]:
+    """Cancels what is awaited inside once the client is gone, and raises ClientDisconnect. The body has been read."""
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    assert task is not None
+    watchers: list[asyncio.Task[None]] = []
+
+    async def watch() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+        task.cancel(msg="gone")
+
+    timer = loop.call_later(SOON, lambda: watchers.append(loop.create_task(watch())))
+    try:
+        yield
+    except asyncio.CancelledError as error:
+        if error.args != ("gone",):
+            raise
+        task.uncancel()
+        raise ClientDisconnect from None
+    finally:
+        timer.cancel()
+        for watcher in watchers:
+            watcher.cancel()

@@ -1,0 +1,115 @@
+"""A Capsule Network over two ONNX sessions: classify, reconstruct, perturb. Knows no HTTP and no pictures, only arrays.
+
+Letters in shapes: n pictures, K classes, D pose values, M objects at most in a picture, C H W channels, height, width.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import bundle, cpus
+from service.bundle import DECODER, ENCODER, Array, Bundle, Manifest, Variant
+from service.errors import StartError
+from service.sessions import BUCKETS, CPU, Device
+
+Labels = NDArray[np.int64]
+
+
+class Perception(NamedTuple):
+    """All there is to say of n pictures; every field has n rows, so that a batch can be cut into its requests."""
+
+    lengths: Array  # (n, K): of the capsules, which are the class probabilities
+    capsules: Array  # (n, K, D)
+    winners: Labels  # (n, M): classes of the longest capsules, longest first
+    present: NDArray[np.bool_]  # (n, M): the first always; another when it is as long as a real object's usually is
+    drawings: Array  # (n, M, C, H, W): each object as the network believes it saw it
+    errors: Array  # (n,): mean squared difference between picture and drawings, a pixel
+    contrasts: Array  # (n,): standard deviation of the picture's pixels
+    seconds: NDArray[np.float64]  # (n, 2): what encoder and decoder took for the whole batch
+
+
+@dataclass(frozen=True)
+class CapsNet:
+    manifest: Manifest
+    variant: Variant
+    device: Device
+    encoder: Any
+    decoder: Any
+    replay: float  # largest difference to the exporter's own outputs, seen while loading
+
+    @property
+    def nodes(self) -> dict[str, int]:
+        """Nodes of both graphs by the provider that runs them."""
+        return dict(Counter(self.encoder.nodes) + Counter(self.decoder.nodes))
+
+    def classify(self, images: Array) -> tuple[Array, Array]:
+        """(n, C, H, W) -> lengths (n, K), capsules (n, K, D)."""
+        lengths, capsules = self.encoder.run(images)
+        return lengths, capsules
+
+    def reconstruct(self, poses: Array, classes: Labels) -> Array:
+        """Poses (n, D) of classes (n,) -> drawings (n, C, H, W)."""
+        drawings: Array = self.decoder.run(poses, classes)[0]
+        return drawings
+
+    def perceive(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
+        """Classifies all n pictures, and draws what was seen in those of `drawn` (n,)."""
+        started = time.perf_counter()
+        lengths, capsules = self.classify(images)
+        encoded = time.perf_counter()
+        winners = np.argsort(-lengths, axis=1, kind="stable")[:, : self.manifest.max_objects]
+        present = np.take_along_axis(lengths, winners, axis=1) >= self.manifest.thresholds.presence
+        present[:, 0] = True
+        drawings = self._drawings(capsules, winners, present & drawn[:, None])
+        errors = np.square(images - drawings.sum(axis=1).clip(max=1.0)).mean(axis=(1, 2, 3))
+        errors[~drawn] = np.nan
+        seconds = np.array([[encoded - started, time.perf_counter() - encoded]])
+        contrasts = images.std(axis=(1, 2, 3))
+        return Perception(lengths, capsules, winners, present, drawings, errors, contrasts, seconds.repeat(len(images), axis=0))
+
+    def _drawings(self, capsules: Array, winners: Labels, wanted: NDArray[np.bool_]) -> Array:
+        drawings = np.zeros((*winners.shape, *self.manifest.image_shape), np.float32)
+        if wanted.any():
+            rows, _ = np.nonzero(wanted)
+            classes = winners[wanted]
+            drawings[wanted] = self.reconstruct(capsules[rows, classes], classes)
+        return drawings
+
+    def warm_up(self, max_batch: int) -> None:
+        """Runs every batch size in use once: the first run of each is slow."""
+        for size in sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch}):
+            self.perceive(np.zeros((size, *self.manifest.image_shape), np.float32), np.ones(size, bool))
+
+
+def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
+    """The pose (D,), or each of many (n, D), moved by a delta along each dim; a dim named twice moves twice."""
+    moved = pose.copy()
+    for dim, delta in zip(dims, deltas, strict=True):
+        moved[..., dim] += delta
+    return moved
+
+
+def load(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> CapsNet:
+    """Opens a bundle's graphs and replays its example; whatever is not as the manifest says is a BundleError."""
+    variant = _variant(made, wanted, device)
+    encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
+    decoder = device.open(made.decoder, DECODER, made.manifest)
+    net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
+    return replace(net, replay=bundle.check_replay(made, variant, net.classify, net.reconstruct))
+
+
+def _variant(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> Variant:
+    """auto: int8 where it is faster, on CPUs that multiply int8; fp32 on CUDA."""
+    if wanted == "auto":
+        return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.multiplies_int8() else "fp32"
+    if wanted not in made.manifest.variants:
+        has = ", ".join(made.manifest.variants)
+        raise StartError(f"CAPSERVE_VARIANT={wanted}, but model {made.manifest.name} has only {has}; set it to auto")
+    return wanted

@@ -1,0 +1,96 @@
+"""What every request gets, whichever route answers it: a name, the key check, Server-Timing, metrics, a line in the log.
+
+Plain ASGI, and one layer in place of five: this runs on the hot path.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+import logging
+import time
+
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import problems, visit
+from service.catalogue import Catalogue
+from service.errors import KeyWanted
+from service.metrics import Metrics
+from service.problems import CLIENT_LEFT
+from service.settings import Settings
+
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+
+logger = logging.getLogger("service.requests")
+
+
+class Envelope:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, catalogue: Catalogue) -> None:
+        self._app = app
+        self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
+        self._metrics = metrics
+        self._catalogue = catalogue
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        seen = visit.begin(scope)
+        status = 0
+
+        async def stamped(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = message["headers"]
+                headers.append((b"x-request-id", seen.id.encode()))
+                if seen.stages:
+                    headers.append((b"server-timing", seen.server_timing().encode()))
+                if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
+                    headers.append((b"connection", b"close"))
+            await send(message)
+
+        try:
+            if self._key is None or scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
+                await self._app(scope, receive, stamped)
+            else:
+                error = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+                self._metrics.refused(error)
+                await problems.of(error)(scope, receive, stamped)
+        except Exception:
+            logger.exception("a fault of the server's own")
+            if status:
+                raise  # too late for an answer: uvicorn cuts the connection
+            await problems.problem(500, "internal error", f"a fault of the server's own, logged as {seen.id}")(
+                scope, receive, stamped
+            )
+        finally:
+            self._close(scope, seen, status or CLIENT_LEFT)
+
+    def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
+        assert self._key is not None
+        return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
+
+    def _close(self, scope: Scope, seen: visit.Visit, status: int) -> None:
+        route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
+        seconds = time.monotonic() - seen.arrived
+        self._metrics.answered(route, status, seconds, seen.stages)
+        level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
+        if logger.isEnabledFor(level):  # never the query: it may hold a pose token
+            said = {"method": scope["method"], "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
+            logger.log(level, "%(method)s %(route)s %(status)s %(milliseconds)s ms", said, extra={"request": said})
+
+
+def _key(name: bytes, value: bytes) -> bytes | None:
+    """The key a header carries; Basic is what a browser asks its user for."""
+    if name == b"x-api-key":
+        return value
+    scheme, _, text = value.partition(b" ")
+    if name != b"authorization" or scheme.lower() not in (b"bearer", b"basic"):
+        return None
+    if scheme.lower() == b"bearer":
+        return text.strip()
+    try:
+        return base64.b64decode(text, validate=True).partition(b":")[2]
+    except binascii.Error:
+        return None

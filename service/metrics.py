@@ -1,0 +1,184 @@
+"""What Prometheus sees: a registry per app, an attribute per metric.
+
+With several worker processes PROMETHEUS_MULTIPROC_DIR is set before this is imported; each then writes files there, and
+whichever is scraped adds them all up.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from functools import cache
+from typing import get_args
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+
+from service.batcher import Drop
+from service.engine import CapsNet
+from service.errors import Busy, TooLate
+from service.visit import Stage
+
+MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
+SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)
+TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' reference histograms
+ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
+IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+
+class Metrics:
+    def __init__(self) -> None:
+        registry = self.registry = CollectorRegistry()
+        self.requests = Counter(
+            "capserve_requests_total", "Requests answered, by route and status.", ["route", "status"], registry=registry
+        )
+        self.request_seconds = Histogram(
+            "capserve_request_duration_seconds", "From request to answer.", ["route"], registry=registry, buckets=SECONDS
+        )
+        self.stage_seconds = Histogram(
+            "capserve_stage_duration_seconds",
+            "Parts of a request: decode, queue, encode, reconstruct.",
+            ["stage"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.batch_images = Histogram(
+            "capserve_batch_images", "Images that ran together.", ["model", "graph"], registry=registry, buckets=IMAGES
+        )
+        self.batch_seconds = Histogram(
+            "capserve_batch_duration_seconds",
+            "What a batch took to run.",
+            ["model", "graph"],
+            registry=registry,
+            buckets=SECONDS,
+        )
+        self.queue_images = Gauge(
+            "capserve_queue_images",
+            "Images that wait for a model.",
+            ["model", "graph"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
+        self.rejections = Counter(
+            "capserve_rejections_total",
+            "Requests not computed, by why: full, draining, late, gone, or what was wrong with them.",
+            ["reason"],
+            registry=registry,
+        )
+        self.failures = Counter(
+            "capserve_model_failures_total", "Batches on which the runtime itself failed.", ["model"], registry=registry
+        )
+        self.predictions = Counter("capserve_predictions_total", "Objects seen, by label.", ["model", "label"], registry=registry)
+        self.verdicts = Counter(
+            "capserve_verdicts_total", "Pictures by what they were taken for.", ["model", "verdict"], registry=registry
+        )
+        self.winner_length = Histogram(
+            "capserve_winner_length", "Length of the longest capsule.", ["model"], registry=registry, buckets=TWENTIETHS
+        )
+        self.reconstruction_error = Histogram(
+            "capserve_reconstruction_error",
+            "Mean squared error between a picture and its drawing; it drifts with the traffic.",
+            ["model"],
+            registry=registry,
+            buckets=ERRORS,
+        )
+        self.ready = Gauge(
+            "capserve_ready",
+            "1 while every model is warm, sound and not draining.",
+            registry=registry,
+            multiprocess_mode="livemin",
+        )
+        self.model_info = Gauge(
+            "capserve_model_info",
+            "1 for each model served.",
+            ["model", "version", "variant", "preset"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.provider_info = Gauge(
+            "capserve_execution_provider_info",
+            "1 for the provider that runs a model.",
+            ["model", "provider"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.provider_nodes = Gauge(
+            "capserve_execution_provider_nodes",
+            "Nodes of a model's graphs that a provider runs.",
+            ["model", "provider"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
+        self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
+        self._files = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+        if not self._files:
+            ProcessCollector(registry=registry)
+
+    def answered(self, route: str, status: int, seconds: float, stages: Mapping[Stage, float]) -> None:
+        requests, duration = self._route(route, status)
+        requests.inc()
+        duration.observe(seconds)
+        for stage, taken in stages.items():
+            self._stages[stage].observe(taken)
+
+    def refused(self, error: Exception) -> None:
+        """A request that was not computed for what it is. Busy and TooLate are the batcher's to count, by reason."""
+        if not isinstance(error, Busy | TooLate):
+            self.rejections.labels(type(error).__name__).inc()
+
+    def text(self) -> bytes:
+        if not self._files:
+            return generate_latest(self.registry)
+        everyone = CollectorRegistry()
+        MultiProcessCollector(everyone, self._files)  # type: ignore[no-untyped-call]
+        return generate_latest(everyone)
+
+    def describe(self, net: CapsNet) -> None:
+        manifest = net.manifest
+        self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(1)
+        self.provider_info.labels(manifest.name, net.device.provider).set(1)
+        for provider, nodes in net.nodes.items():
+            self.provider_nodes.labels(manifest.name, provider).set(nodes)
+
+
+class GraphObserver:
+    """A batcher's Observer: one graph of one model, its labels looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str, graph: str) -> None:
+        self._metrics = metrics
+        self._images = metrics.batch_images.labels(model, graph)
+        self._seconds = metrics.batch_seconds.labels(model, graph)
+        self._failures = metrics.failures.labels(model)
+
+    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None:
+        self._images.observe(images)
+        self._seconds.observe(run_seconds)
+
+    def dropped(self, reason: Drop, images: int) -> None:
+        self._metrics.rejections.labels(reason).inc()
+
+    def failed(self, error: Exception) -> None:
+        self._failures.inc()
+
+
+class PredictionObserver:
+    """What one model saw, its labels looked up once."""
+
+    def __init__(self, metrics: Metrics, model: str, classes: Sequence[str]) -> None:
+        self._labels = [metrics.predictions.labels(model, label) for label in classes]
+        self._verdicts = {verdict: metrics.verdicts.labels(model, verdict) for verdict in ("digit", "unsure", "not_a_digit")}
+        self._length = metrics.winner_length.labels(model)
+        self._error = metrics.reconstruction_error.labels(model)
+
+    def predicted(self, objects: Sequence[int], length: float, error: float, verdict: str) -> None:
+        for label in objects:
+            self._labels[label].inc()
+        self._verdicts[verdict].inc()
+        self._length.observe(length)
+        self._error.observe(error)
+
+
+def forget(pid: int) -> None:
+    """A worker is gone: its gauges no longer count."""
+    mark_process_dead(pid)  # type: ignore[no-untyped-call]

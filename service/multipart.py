@@ -1,0 +1,50 @@
+"""multipart/form-data (RFC 7578) in a body that is already here: a parser for streams takes ten times as long."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from service.errors import MalformedRequest
+
+MOST_PARTS = 1_000
+NAME = re.compile(rb';\s*name="((?:[^"\\]|\\.)*)"|;\s*name=([^\s;"]+)', re.IGNORECASE)
+BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+
+
+class Part(NamedTuple):
+    name: str
+    content: bytes
+
+
+def parse(content_type: str, body: bytes) -> list[Part]:
+    """The parts in order. `content_type` is the request's header, which names the boundary."""
+    found = BOUNDARY.search(content_type)
+    if found is None:
+        raise MalformedRequest("multipart/form-data needs a boundary in its Content-Type; leave that header to your HTTP client")
+    delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", "replace")
+    # The first delimiter may begin the body; what precedes it is a preamble, what follows the last is ignored too.
+    sections = (b"\r\n" + body).split(delimiter, MOST_PARTS + 2)
+    if len(sections) > MOST_PARTS + 2:
+        raise MalformedRequest(f"more than {MOST_PARTS} parts in a multipart body; send fewer")
+    parts: list[Part] = []
+    for section in sections[1:]:
+        if section.startswith(b"--"):
+            return parts
+        parts.append(_part(section))
+    raise MalformedRequest("the multipart body ends before its closing boundary; send the whole of it")
+
+
+def _part(section: bytes) -> Part:
+    """What lies between two delimiters: rest of the delimiter's line, headers, empty line, content."""
+    padding, line, rest = section.partition(b"\r\n")
+    head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
+    if not line or padding.strip(b" \t") or not blank:
+        raise MalformedRequest("a part of the multipart body has no headers; each needs a Content-Disposition with a name")
+    for header in head.split(b"\r\n"):
+        key, _, value = header.partition(b":")
+        if key.strip().lower() == b"content-disposition":
+            name = NAME.search(value)
+            if name is not None:
+                return Part((name[1] or name[2] or b"").decode("utf-8", "replace"), content)
+    raise MalformedRequest('a part of the multipart body has no name; write Content-Disposition: form-data; name="file"')

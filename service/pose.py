@@ -1,0 +1,58 @@
+"""The pose token: (model fingerprint, class, pose vector) <-> URL-safe text.
+
+base64url of: version, 1 byte | fingerprint, 8 | class, 2 | pose, D float16 | BLAKE2 of all before, 4; little-endian.
+The server keeps nothing: any replica of the same model can draw it.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import struct
+from typing import NamedTuple
+
+import numpy as np
+
+from service.bundle import Array, Manifest
+from service.errors import Unprocessable
+
+VERSION = 1
+HEAD = struct.Struct("<B8sH")
+CHECK = 4  # bytes; not a signature: it tells a slip of copy and paste, and a pose is no secret
+
+
+class Pose(NamedTuple):
+    label: int  # index of the class
+    values: Array  # (D,)
+
+
+def encode(pose: Pose, manifest: Manifest) -> str:
+    body = HEAD.pack(VERSION, manifest.fingerprint, pose.label) + pose.values.astype("<f2").tobytes()
+    return base64.urlsafe_b64encode(body + _check(body)).rstrip(b"=").decode()
+
+
+def decode(token: str, manifest: Manifest) -> Pose:
+    try:
+        raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError) as error:  # a ValueError for what is not ASCII
+        raise Unprocessable("pose is not a pose token: it is not base64url; use one that /predict gave, whole") from error
+    body, check = raw[:-CHECK], raw[-CHECK:]
+    if len(body) < HEAD.size or check != _check(body):
+        raise Unprocessable("pose is not a whole pose token: its checksum is wrong; copy it again from /predict's answer")
+    version, fingerprint, label = HEAD.unpack_from(body)
+    if version != VERSION:
+        raise Unprocessable(f"pose is a token of version {version}; this server reads version {VERSION}, so ask /predict again")
+    if fingerprint != manifest.fingerprint:
+        raise Unprocessable(
+            f"pose was made by another model than {manifest.name} {manifest.version}; "
+            "name its own with ?model=, or ask /predict for a new one"
+        )
+    values = np.frombuffer(body, "<f2", offset=HEAD.size).astype(np.float32)
+    if len(values) != manifest.pose_size or label >= len(manifest.classes) or not np.isfinite(values).all():
+        raise Unprocessable(f"pose does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
+    return Pose(label, values)
+
+
+def _check(body: bytes) -> bytes:
+    return hashlib.blake2s(body, digest_size=CHECK).digest()

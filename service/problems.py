@@ -1,0 +1,64 @@
+"""Errors -> problem+json (RFC 9457), in one place. Nothing a client sends makes a 500, and nothing shows a traceback."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+
+from service.errors import Busy, KeyWanted, ServiceError
+
+MEDIA_TYPE = "application/problem+json"
+CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
+
+
+def problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, MEDIA_TYPE)
+
+
+def of(error: ServiceError) -> Response:
+    headers = {}
+    if isinstance(error, Busy):
+        headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, KeyWanted):
+        headers["WWW-Authenticate"] = 'Bearer, Basic realm="capserve: any user, the key as password"'
+    return problem(error.status, error.title, error.detail, headers)
+
+
+async def on_service_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, ServiceError)
+    request.app.state.service.metrics.refused(error)
+    return of(error)
+
+
+async def on_invalid(request: Request, error: Exception) -> Response:
+    """A parameter out of range: pydantic's sentence names the range. What was sent is not repeated: it may be a token."""
+    assert isinstance(error, RequestValidationError)
+    request.app.state.service.metrics.refused(error)
+    faults = [f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()]
+    return problem(422, "cannot be processed", "; ".join(faults[:5]))
+
+
+async def on_http(request: Request, error: Exception) -> Response:
+    """No such path, no such method."""
+    assert isinstance(error, HTTPException)
+    title = HTTPStatus(error.status_code).phrase.lower()
+    detail = {404: "there is nothing at this path; /docs lists what there is", 405: "this path has other methods, see Allow"}
+    return problem(error.status_code, title, detail.get(error.status_code, title), dict(error.headers or {}))
+
+
+async def on_departure(request: Request, error: Exception) -> Response:
+    return Response(status_code=CLIENT_LEFT)
+
+
+HANDLERS = {
+    ServiceError: on_service_error,
+    RequestValidationError: on_invalid,
+    HTTPException: on_http,
+    ClientDisconnect: on_departure,
+}

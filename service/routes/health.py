@@ -1,0 +1,45 @@
+"""GET /healthz, /readyz and /metrics: for those who look after the process. No key is asked for."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+
+from service import state
+from service.catalogue import Catalogue
+from service.schemas import Liveness, Readiness
+
+router = APIRouter(tags=["health"])
+
+
+@router.get("/healthz", response_model=Liveness, responses={503: {"model": Liveness, "description": "restart the process"}})
+async def live(request: Request) -> Response:
+    """Whether a restart would be for the better: 503 once a model has failed again and again."""
+    alive = state.of(request).catalogue.alive
+    return JSONResponse({"live": alive}, 200 if alive else 503)
+
+
+@router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness, "description": "send no requests here"}})
+async def ready(request: Request) -> Response:
+    """Whether to send requests here: 503 while warming, draining or failing."""
+    found = _state(state.of(request).catalogue)
+    return JSONResponse({"ready": found == "ready", "state": found}, 200 if found == "ready" else 503)
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
+async def metrics(request: Request) -> Response:
+    """For Prometheus. With several workers, the sum over all of them."""
+    service = state.of(request)
+    service.catalogue.measure()
+    return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+def _state(catalogue: Catalogue) -> Literal["ready", "warming", "draining", "failing"]:
+    if catalogue.draining:
+        return "draining"
+    if not catalogue.warm:
+        return "warming"
+    return "ready" if catalogue.ready else "failing"

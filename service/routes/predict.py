@@ -1,0 +1,117 @@
+"""POST /predict and /predict/batch: pictures in, what was seen out."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from functools import partial
+from typing import Annotated, Any
+
+import numpy as np
+from fastapi import APIRouter, Query, Request, Response
+
+from service import answer, body, departure, images, state, visit
+from service.bundle import Array
+from service.catalogue import Served
+from service.engine import Perception
+from service.errors import ServiceError, TooLarge
+from service.routes.direct import RESPONSES, Direct
+from service.schemas import Prediction, Predictions, PredictQuery
+from service.state import Service
+from service.visit import Visit
+
+router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
+
+SMALL_BYTES = 1 << 16
+SMALL_PIXELS = 1 << 16  # decoded on the event loop: sooner done than handed to a thread
+
+BINARY = {"schema": {"type": "string", "format": "binary"}}
+BASE64 = {"type": "string", "format": "byte"}
+FILE = {"type": "string", "format": "binary"}
+
+
+def _json_schema(field: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": {"type": "object", "required": [field], "properties": {field: schema}}}
+
+
+ONE = {
+    "multipart/form-data": _json_schema("file", FILE),
+    "application/json": _json_schema("image", BASE64),
+    **dict.fromkeys(("image/png", "image/jpeg", "image/webp", "image/bmp"), BINARY),
+}
+MANY = {
+    "multipart/form-data": _json_schema("file", {"type": "array", "items": FILE}),
+    "application/json": _json_schema("images", {"type": "array", "items": BASE64}),
+}
+
+
+@router.post("/predict", response_model=Prediction, openapi_extra={"requestBody": {"required": True, "content": ONE}})
+async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
+    """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
+    service, seen = state.of(request), visit.of(request.scope)
+    served = _admitted(service, query)
+    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    picture = body.picture(request.headers.get("content-type", ""), sent)
+    with departure.heeded(request):
+        with seen.stage("decode"):
+            image = await _image(service, served, picture, query)
+        perception = await _perceive(served, image[None], seen)
+    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.seen))
+
+
+@router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
+async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
+    """Many pictures at once. One that cannot be read fails the request and is named by its index."""
+    service, seen = state.of(request), visit.of(request.scope)
+    served = _admitted(service, query)
+    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
+    served.admit(len(pictures))
+    with departure.heeded(request):
+        with seen.stage("decode"):
+            decoded = [await _indexed(service, served, index, each, query) for index, each in enumerate(pictures)]
+        perception = await _perceive(served, np.stack(decoded), seen)
+    said = partial(answer.prediction, served.manifest, perception, drawings=query.reconstruct, observer=served.seen)
+    return _json({"model": served.manifest.name, "predictions": [said(row) for row in range(len(pictures))]})
+
+
+def _admitted(service: Service, query: PredictQuery) -> Served:
+    """Refused before the body is read, if refused it must be."""
+    service.catalogue.admit()
+    served = service.catalogue.get(query.model)
+    served.admit()
+    return served
+
+
+async def _image(service: Service, served: Served, data: bytes, query: PredictQuery) -> Array:
+    """(C, H, W) in [0, 1], as the network takes it."""
+    if len(data) <= SMALL_BYTES:
+        try:
+            return _decoded(data, SMALL_PIXELS, served, query)
+        except TooLarge:
+            pass  # in pixels, for the event loop
+    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query))
+
+
+def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
+    return images.prepare(images.read(data, max_pixels), served.manifest.image_shape, query.normalise == "auto")
+
+
+async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery) -> Array:
+    await asyncio.sleep(0)  # others have their turn between two pictures
+    try:
+        return await _image(service, served, data, query)
+    except ServiceError as error:
+        error.detail = f"picture {index}: {error.detail}"
+        raise
+
+
+async def _perceive(served: Served, pictures: Array, seen: Visit) -> Perception:
+    perception, taken = await served.perceive(pictures, seen.arrived)
+    encode, reconstruct = perception.seconds[0].tolist()
+    seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
+    return perception
+
+
+def _json(value: Any) -> Response:
+    return Response(json.dumps(value, separators=(",", ":")).encode(), media_type="application/json")

@@ -1,0 +1,142 @@
+"""What goes over the wire, for the reader of /docs: query parameters are checked by these, answers described by them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
+
+from service.verdict import Verdict
+
+ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
+Delta = Annotated[FiniteFloat, Field(ge=-1, le=1)]
+Dim = Annotated[int, Field(ge=0, le=4095)]
+Token = Annotated[str, Field(max_length=12_000)]
+MOST_DIMS = 64
+MOST_STEPS = 41
+
+
+class _Query(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    model: ModelName = None
+
+
+class PredictQuery(_Query):
+    normalise: Literal["auto", "none"] = Field("auto", description="auto makes any picture of a digit look like the training set")
+    reconstruct: bool = Field(True, description="whether each object's drawing is in the answer")
+
+
+class _Subject(_Query):
+    """A pose from /predict, or the prototype of a class."""
+
+    pose: Token | None = Field(None, description="pose token, from an answer of /predict")
+    label: str | None = Field(None, max_length=64, description="a class: its prototype, the mean pose of real pictures")
+    as_label: str | None = Field(None, max_length=64, description="with pose: draw it as if it were of this class")
+
+    @model_validator(mode="after")
+    def _one_subject(self) -> Self:
+        if self.pose is not None and self.label is not None:
+            raise ValueError("pose and label exclude each other; to draw a pose as another class use as_label")
+        if self.as_label is not None and self.pose is None:
+            raise ValueError("as_label needs a pose; for a class's own prototype use label")
+        return self
+
+
+class ReconstructQuery(_Subject):
+    dim: list[Dim] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
+    delta: list[Delta] = Field([], max_length=MOST_DIMS, description="how far, -1 to 1; as many as dims")
+    size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels")
+
+    @model_validator(mode="after")
+    def _a_delta_each(self) -> Self:
+        if len(self.dim) != len(self.delta):
+            raise ValueError(f"{len(self.dim)} dim and {len(self.delta)} delta; give one delta for each dim")
+        return self
+
+
+class SweepQuery(_Subject):
+    dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
+    low: Delta = Field(-0.25, description="delta of the first column")
+    high: Delta = Field(0.25, description="delta of the last column")
+    steps: int = Field(11, ge=2, le=MOST_STEPS, description="columns")
+    size: int = Field(56, ge=8, le=256, description="longer side of each drawing in pixels")
+
+    @model_validator(mode="after")
+    def _upwards(self) -> Self:
+        if not self.low < self.high:
+            raise ValueError(f"low is {self.low:g} and high {self.high:g}; low must be less")
+        return self
+
+
+class MorphQuery(_Query):
+    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
+
+    start: Token = Field(alias="from", description="pose token that it begins with")
+    to: Token = Field(description="pose token that it ends with")
+    steps: int = Field(9, ge=2, le=MOST_STEPS, description="drawings in the strip, both ends among them")
+    size: int = Field(112, ge=8, le=256, description="longer side of each drawing in pixels")
+
+
+class Seen(BaseModel):
+    label: str
+    probability: float
+    pose: str = Field(description="token for GET /reconstruct; it holds class and pose, the server keeps nothing")
+    reconstruction: str | None = Field(None, description="data URI of a PNG; absent with reconstruct=false")
+
+
+class Prediction(BaseModel):
+    model: str
+    label: str
+    probabilities: list[float] = Field(description="capsule lengths, in the order of the model's classes; they need not sum to 1")
+    objects: list[Seen]
+    reconstruction_error: float = Field(description="mean squared difference between picture and drawing, a pixel")
+    verdict: Verdict
+
+
+class Predictions(BaseModel):
+    model: str
+    predictions: list[Prediction]
+
+
+class Pixels(BaseModel):
+    model: str
+    labels: list[str] = Field(description="class of each drawing")
+    images: list[list[list[list[float]]]] = Field(description="drawings, channels, rows, columns; 0 is black, 1 white")
+
+
+class ModelSummary(BaseModel):
+    name: str
+    version: str
+    default: bool
+    variant: Literal["fp32", "int8"]
+    provider: str = Field(description="ONNX Runtime's execution provider that runs it")
+    classes: list[str]
+    image_shape: list[int]
+    pose_size: int
+
+
+class ModelDetail(ModelSummary):
+    manifest: dict[str, Any]
+
+
+class Models(BaseModel):
+    models: list[ModelSummary]
+
+
+class Readiness(BaseModel):
+    ready: bool
+    state: Literal["ready", "warming", "draining", "failing"]
+
+
+class Liveness(BaseModel):
+    live: bool
+
+
+class Problem(BaseModel):
+    """RFC 9457."""
+
+    type: str
+    title: str
+    status: int
+    detail: str

@@ -1,0 +1,40 @@
+"""Every setting: from the environment as CAPSERVE_<NAME>, or as a flag of `capserve serve`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+CHECKOUT = Path(__file__).resolve().parent.parent
+
+
+class Settings(BaseSettings):
+    model_config = SettingsConfigDict(env_prefix="CAPSERVE_", env_ignore_empty=True, frozen=True)
+
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every one")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any that is free")
+    models: Path = Field(CHECKOUT / "models", description="folder with a bundle in each of its subfolders")
+    model: str | None = Field(None, description="model when a request names none; compact, or else the first by name")
+    variant: Literal["auto", "fp32", "int8"] = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is CUDA where it works; cuda does not start without")
+    cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
+    cuda_memory: int = Field(2, ge=1, description="GiB that ONNX Runtime's arena may take on the GPU, a model")
+    workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")
+    threads: int | None = Field(
+        None, ge=1, description="CPU threads a process; what cgroup and affinity allow, shared by workers"
+    )
+    max_batch: int = Field(16, ge=1, description="images that run together at most")
+    max_queue: int = Field(256, ge=1, description="images that may wait for a model; more are answered 503")
+    max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
+    max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
+    max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")
+    deadline: float = Field(10.0, gt=0, description="seconds from a request's arrival after which it is not computed; 504")
+    patience: float = Field(30.0, gt=0, description="seconds a client may take to send its body; 408")
+    linger: float = Field(0.5, ge=0, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
+    drain: float = Field(25.0, gt=0, description="seconds that accepted requests have to finish after SIGTERM")
+    api_key: SecretStr | None = Field(None, description="key to ask for on everything but health and metrics")
+    log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
+    log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")

@@ -1,0 +1,51 @@
+"""One request on its way through: its name, when it came, where its time went. Travels in the ASGI scope."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator, MutableMapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Stage = Literal["decode", "queue", "encode", "reconstruct"]
+
+SCOPE_KEY = "capserve.visit"
+SOUND_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
+
+request_id: ContextVar[str] = ContextVar("request_id", default="-")  # for the logs
+
+
+@dataclass(slots=True)
+class Visit:
+    id: str
+    arrived: float = field(default_factory=time.monotonic)
+    stages: dict[Stage, float] = field(default_factory=dict)  # seconds
+
+    @contextmanager
+    def stage(self, name: Stage) -> Iterator[None]:
+        started = time.monotonic()
+        try:
+            yield
+        finally:
+            self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - started
+
+    def server_timing(self) -> str:
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.stages.items())
+
+
+def begin(scope: MutableMapping[str, Any]) -> Visit:
+    """A visit under the name the client gave it, if that is one that can stand in a log, else a new one."""
+    given = next((value for key, value in scope["headers"] if key == b"x-request-id"), b"")
+    visit = Visit(given.decode() if SOUND_ID.fullmatch(given) else os.urandom(8).hex())
+    scope[SCOPE_KEY] = visit
+    request_id.set(visit.id)
+    return visit
+
+
+def of(scope: MutableMapping[str, Any]) -> Visit:
+    visit: Visit = scope[SCOPE_KEY]
+    return visit

@@ -1,0 +1,107 @@
+"""A real uvicorn on a free port, serving tests/bundles/tiny; started once, for all tests of the service."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import pytest
+import uvicorn
+from PIL import Image, ImageDraw
+
+from service import catalogue
+from service.app import create_app
+from service.engine import CapsNet
+from service.settings import Settings
+
+BUNDLES = Path(__file__).parent.parent / "bundles"
+TINY = BUNDLES / "tiny"
+
+# Strokes of a 7 and a 1 on a 20x20 field, from which the tests draw pictures of any size and style.
+STROKES = {"7": [(4, 3), (15, 3), (9, 17)], "1": [(10, 2), (10, 18)]}
+
+
+def settings(**values: object) -> Settings:
+    return Settings(models=BUNDLES, port=0, linger=0.0, **values)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="session")
+def nets() -> dict[str, CapsNet]:
+    return catalogue.load(settings())
+
+
+@pytest.fixture(scope="session")
+def net(nets: dict[str, CapsNet]) -> CapsNet:
+    return nets["tiny"]
+
+
+@contextmanager
+def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None) -> Iterator[httpx.Client]:
+    """A server of its own for a test that needs other settings; gives a client that knows where it is."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    app = create_app(chosen, nets)
+    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
+    thread = threading.Thread(target=server.run, args=([listener],))
+    thread.start()
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=20) as client:
+            wait_until_ready(client)
+            yield client
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def wait_until_ready(client: httpx.Client, seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        try:
+            if client.get("/readyz").status_code == 200:
+                return
+        except httpx.TransportError:
+            pass
+        time.sleep(0.02)
+    raise TimeoutError("the server did not become ready")
+
+
+@pytest.fixture(scope="session")
+def server(nets: dict[str, CapsNet]) -> Iterator[str]:
+    with serving(settings(), nets) as client:
+        yield str(client.base_url)
+
+
+@pytest.fixture
+def client(server: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=server, timeout=20) as client:
+        yield client
+
+
+def drawn(digit: str, side: int = 280, ink: int = 255, paper: int = 0) -> Image.Image:
+    """A digit in plain strokes."""
+    picture = Image.new("L", (side, side), paper)
+    points = [(x * side / 20, y * side / 20) for x, y in STROKES[digit]]
+    ImageDraw.Draw(picture).line(points, fill=ink, width=max(1, side // 11), joint="curve")
+    return picture
+
+
+def encoded(picture: Image.Image, kind: str = "PNG", **options: object) -> bytes:
+    buffer = BytesIO()
+    picture.save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+@pytest.fixture(scope="session")
+def seven() -> bytes:
+    return encoded(drawn("7"))
+
+
+@pytest.fixture
+def token(client: httpx.Client, seven: bytes) -> str:
+    found: str = client.post("/predict", files={"file": seven}).json()["objects"][0]["pose"]
+    return found

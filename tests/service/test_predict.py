@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+
+import httpx
+import numpy as np
+import pytest
+from PIL import Image
+
+from service import images, pose
+from service.engine import CapsNet
+from service.schemas import Prediction, Predictions
+from tests.service.conftest import drawn, encoded
+
+
+def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven: bytes) -> None:
+    text = base64.b64encode(seven).decode()
+    answers = [
+        client.post("/predict", files={"file": seven}),
+        client.post("/predict", content=seven, headers={"Content-Type": "image/png"}),
+        client.post("/predict", json={"image": text}),
+        client.post("/predict", json={"image": f"data:image/png;base64,{text}"}),
+    ]
+    assert [answer.status_code for answer in answers] == [200] * 4
+    assert [answer.json()["label"] for answer in answers] == ["7"] * 4
+    assert len({answer.text for answer in answers}) == 1
+    Prediction.model_validate(answers[0].json())
+
+
+def test_the_answer_holds_lengths_token_and_drawing(client: httpx.Client, seven: bytes, net: CapsNet) -> None:
+    answer = client.post("/predict", files={"file": seven}).json()
+    assert answer["model"] == "tiny"
+    assert len(answer["probabilities"]) == 10
+    seen = answer["objects"][0]
+    assert seen["probability"] == max(answer["probabilities"]) == answer["probabilities"][7]
+    assert pose.decode(seen["pose"], net.manifest).label == 7
+    png = base64.b64decode(seen["reconstruction"].removeprefix("data:image/png;base64,"))
+    drawing = np.asarray(Image.open(BytesIO(png)), np.float32) / 255
+    assert drawing.shape == (28, 28)
+    picture = images.prepare(images.read(seven, 10**6), (1, 28, 28), True)[0]
+    assert np.square(drawing - picture).mean() == pytest.approx(answer["reconstruction_error"], abs=2e-3)
+
+
+def test_drawings_are_left_out_when_not_wanted(client: httpx.Client, seven: bytes) -> None:
+    answer = client.post("/predict", params={"reconstruct": False}, files={"file": seven}).json()
+    assert "reconstruction" not in answer["objects"][0]
+    assert answer["reconstruction_error"] > 0
+
+
+def test_normalise_none_takes_pictures_of_the_right_size_only(client: httpx.Client, net: CapsNet) -> None:
+    prototype = net.reconstruct(np.float32(net.manifest.prototypes)[3:4], np.array([3]))
+    params = {"normalise": "none"}
+    assert client.post("/predict", params=params, files={"file": images.png(prototype[0])}).json()["label"] == "3"
+    refused = client.post("/predict", params=params, files={"file": encoded(drawn("7", side=40))})
+    assert refused.status_code == 422
+    assert "28x28" in refused.json()["detail"]
+
+
+def test_a_batch_answers_in_order_and_as_single_requests_do(client: httpx.Client, seven: bytes) -> None:
+    pictures = [seven, encoded(drawn("1")), encoded(drawn("7", ink=0, paper=255))]
+    single = [client.post("/predict", files={"file": each}).json() for each in pictures]
+    sent = [("file", ("x.png", each, "image/png")) for each in pictures]
+    multipart = client.post("/predict/batch", files=sent).json()
+    as_json = client.post("/predict/batch", json={"images": [base64.b64encode(each).decode() for each in pictures]}).json()
+    Predictions.model_validate(multipart)
+    assert [each["label"] for each in multipart["predictions"]] == ["7", "1", "7"]
+    for answers in (multipart, as_json):
+        for found, expected in zip(answers["predictions"], single, strict=True):
+            assert found["probabilities"] == pytest.approx(expected["probabilities"], abs=2e-3)
+
+
+def test_a_batch_names_the_picture_it_could_not_read(client: httpx.Client, seven: bytes) -> None:
+    answer = client.post("/predict/batch", files=[("file", seven), ("file", b"nonsense")])
+    assert answer.status_code == 415
+    assert answer.json()["detail"].startswith("picture 1: ")
+
+
+def test_a_batch_larger_than_the_models_is_run_in_parts(client: httpx.Client, seven: bytes) -> None:
+    answer = client.post("/predict/batch?reconstruct=false", files=[("file", seven)] * 40).json()
+    assert {each["label"] for each in answer["predictions"]} == {"7"}
+    assert len(answer["predictions"]) == 40
+
+
+def test_large_pictures_are_decoded_too(client: httpx.Client) -> None:
+    assert client.post("/predict", files={"file": encoded(drawn("7", side=3000))}).json()["label"] == "7"
+
+
+def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Client, seven: bytes) -> None:
+    answer = client.post("/predict", files={"file": seven}, headers={"X-Request-ID": "shelf-12"})
+    assert answer.headers["X-Request-ID"] == "shelf-12"
+    stages = [part.partition(";dur=") for part in answer.headers["Server-Timing"].split(", ")]
+    assert [name for name, _, _ in stages] == ["decode", "queue", "encode", "reconstruct"]
+    assert all(float(milliseconds) >= 0 for _, _, milliseconds in stages)
+    assert len(client.get("/models", headers={"X-Request-ID": "no spaces"}).headers["X-Request-ID"]) == 16
