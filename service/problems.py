@@ -18,6 +18,7 @@ CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
 
 def problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
+    body["error"] = detail  # where clients of the Open Inference Protocol look
     return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, MEDIA_TYPE)
 
 

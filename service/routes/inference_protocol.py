@@ -1,0 +1,191 @@
+"""/v2: the Open Inference Protocol, HTTP form, with the binary tensor extension; for clients that speak it already.
+
+One input, `images`, and the outputs of both graphs; `reconstructions` is the winning class drawn, and drawn only when asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
+from importlib.metadata import version as installed
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from fastapi.routing import APIRoute
+
+from service import body, departure, state, tensors, visit
+from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
+from service.catalogue import Served
+from service.engine import Perception
+from service.errors import MalformedRequest, UnknownModel
+from service.routes.direct import RESPONSES
+from service.state import Service
+from service.tensors import Inference, InferenceRequest, Port
+
+HEADER_SIZE = "Inference-Header-Content-Length"
+EXTENSIONS = ["binary_tensor_data"]
+PLATFORM = "onnx_onnxv1"
+SLACK = 1e-3  # what resizing may overshoot [0, 1] by
+SMALL_BYTES = 1 << 16  # read and written on the event loop: sooner done than handed to a thread
+
+OUTPUTS: dict[str, Callable[[Perception], Array]] = {
+    LENGTHS.name: lambda seen: seen.lengths,
+    CAPSULES.name: lambda seen: seen.capsules,
+    RECONSTRUCTIONS.name: lambda seen: seen.drawings[:, 0],
+}
+
+
+class Bare(APIRoute):
+    """Endpoints take the request and what stands in the path: FastAPI documents them and stays out of their way."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[..., Awaitable[Response]] = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            return await endpoint(request, **request.path_params)
+
+        return handle
+
+
+def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
+    """A JSON schema with its references resolved, as it must be where it stands inside another document."""
+    if isinstance(schema, list):
+        return [_inlined(each, definitions) for each in schema]
+    if not isinstance(schema, dict):
+        return schema
+    if "$ref" in schema:
+        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
+    return {key: _inlined(value, definitions) for key, value in schema.items() if key != "$defs"}
+
+
+_SCHEMA = InferenceRequest.model_json_schema()
+_BODY = {
+    "required": True,
+    "content": {
+        "application/json": {"schema": _inlined(_SCHEMA, _SCHEMA["$defs"])},
+        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
+    },
+}
+
+router = APIRouter(prefix="/v2", route_class=Bare, responses=RESPONSES, tags=["open inference protocol"])
+infers = partial(router.post, openapi_extra={"requestBody": _BODY})
+
+
+@router.get("")
+async def server(request: Request) -> Response:
+    """The server's name and what it speaks."""
+    return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
+
+
+@router.get("/health/live")
+async def live(request: Request) -> Response:
+    alive = state.of(request).catalogue.alive
+    return JSONResponse({"live": alive}, 200 if alive else 503)
+
+
+@router.get("/health/ready")
+async def ready(request: Request) -> Response:
+    serves = state.of(request).catalogue.ready
+    return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
+
+
+@router.get("/models/{name}")
+async def metadata(request: Request, name: str) -> Response:
+    """Tensors in and out; -1 is the batch."""
+    return _metadata(_served(request, name))
+
+
+@router.get("/models/{name}/versions/{version}")
+async def metadata_of_version(request: Request, name: str, version: str) -> Response:
+    return _metadata(_served(request, name, version))
+
+
+@router.get("/models/{name}/ready")
+async def model_ready(request: Request, name: str) -> Response:
+    return _ready(request, _served(request, name))
+
+
+@router.get("/models/{name}/versions/{version}/ready")
+async def version_ready(request: Request, name: str, version: str) -> Response:
+    return _ready(request, _served(request, name, version))
+
+
+@infers("/models/{name}/infer")
+async def infer(request: Request, name: str) -> Response:
+    """Tensors in, tensors out; all outputs where none is named."""
+    return await _infer(request, _served(request, name), {"model_name": name})
+
+
+@infers("/models/{name}/versions/{version}/infer")
+async def infer_version(request: Request, name: str, version: str) -> Response:
+    return await _infer(request, _served(request, name, version), {"model_name": name, "model_version": version})
+
+
+def _served(request: Request, name: str, version: str | None = None) -> Served:
+    served = state.of(request).catalogue.get(name)
+    if version not in (None, served.manifest.version):
+        raise UnknownModel(f"{name} has no such version; it is {served.manifest.version}")
+    return served
+
+
+def _metadata(served: Served) -> Response:
+    manifest = served.manifest
+    return JSONResponse(
+        {
+            "name": manifest.name,
+            "versions": [manifest.version],
+            "platform": PLATFORM,
+            "inputs": [port.metadata() for port in _inputs(served)],
+            "outputs": [port.metadata() for port in _outputs(served)],
+        }
+    )
+
+
+def _ready(request: Request, served: Served) -> Response:
+    catalogue = state.of(request).catalogue
+    serves = catalogue.warm and not catalogue.draining and served.sound
+    return JSONResponse({"name": served.manifest.name, "ready": serves}, 200 if serves else 503)
+
+
+async def _infer(request: Request, served: Served, names: dict[str, str]) -> Response:
+    service, seen = state.of(request), visit.of(request.scope)
+    service.catalogue.admit()
+    served.admit()
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise MalformedRequest("send the body uncompressed, without Content-Encoding")
+    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    with departure.heeded(request):
+        with seen.stage("decode"):
+            read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
+            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read)
+            images = _pictures(inference.inputs[IMAGES.name])
+        perception, taken = await served.perceive(images, seen.arrived, RECONSTRUCTIONS.name in inference.outputs)
+        encode, reconstruct = perception.seconds[0].tolist()
+        seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
+        return await _answer(service, inference, perception, names, len(sent))
+
+
+async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str], sent: int) -> Response:
+    outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
+    fields = names if inference.id is None else {**names, "id": inference.id}
+    write = partial(tensors.write, fields, outputs, inference.outputs)
+    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write)
+    if json_size is None:
+        return Response(content, media_type="application/json")
+    return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")
+
+
+def _pictures(images: Array) -> Array:
+    lowest, highest = images.min(), images.max()
+    if not (lowest >= -SLACK and highest <= 1 + SLACK):  # a NaN is not
+        raise MalformedRequest(f"{IMAGES.name}: expected values from 0 to 1, found {lowest:g} to {highest:g}")
+    return images
+
+
+def _inputs(served: Served) -> list[Port]:
+    return [Port.of(IMAGES, served.manifest)]
+
+
+def _outputs(served: Served) -> list[Port]:
+    return [Port.of(spec, served.manifest) for spec in (LENGTHS, CAPSULES, RECONSTRUCTIONS)]
