@@ -1,0 +1,118 @@
+"""HTTP load from a process of its own: wrk where it is installed, otherwise this file run as a program.
+
+Both keep `concurrency` connections busy with requests that are ready to send, one after the other on each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+WRK = shutil.which("wrk")
+SCRIPT = """
+local requests, at = {}, 0
+function init(args)
+  for _, path in ipairs(args) do
+    local file = io.open(path, "rb")
+    table.insert(requests, file:read("*a"))
+    file:close()
+  end
+end
+function request()
+  at = at % #requests + 1
+  return requests[at]
+end
+function done(summary, latency)
+  local e = summary.errors
+  io.write(string.format('\\nRESULT {"requests": %d, "seconds": %f, "failed": %d, "p50": %f, "p99": %f}\\n', summary.requests,
+    summary.duration / 1e6, e.connect + e.read + e.write + e.status + e.timeout,
+    latency:percentile(50) / 1e6, latency:percentile(99) / 1e6))
+end
+"""
+
+
+class Load(NamedTuple):
+    rate: float  # answers a second
+    p50: float  # seconds
+    p99: float
+    requests: int
+    failed: int  # answers other than 2xx, and none
+
+
+def request(path: str, content_type: str, body: bytes) -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+def put(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
+    with tempfile.TemporaryDirectory() as work:
+        files = []
+        for number, raw in enumerate(requests):
+            file = Path(work) / str(number)
+            file.write_bytes(raw)
+            files.append(str(file))
+        script = Path(work) / "script.lua"
+        script.write_text(SCRIPT)
+        if WRK:
+            command = [
+                WRK,
+                "-t1",
+                f"-c{concurrency}",
+                f"-d{seconds:.0f}s",
+                f"-s{script}",
+                f"http://127.0.0.1:{port}/",
+                "--",
+                *files,
+            ]
+        else:
+            command = [sys.executable, __file__, str(port), str(concurrency), str(seconds), *files]
+        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    line = next(line for line in output.splitlines() if line.startswith("RESULT "))
+    found = json.loads(line.removeprefix("RESULT "))
+    return Load(found["requests"] / found["seconds"], found["p50"], found["p99"], found["requests"], found["failed"])
+
+
+async def _client(port: int, requests: Sequence[bytes], until: float, latencies: list[float], failures: list[bytes]) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    sent = 0
+    while time.perf_counter() < until:
+        began = time.perf_counter()
+        writer.write(requests[sent % len(requests)])
+        sent += 1
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        length = next(int(line[15:]) for line in head.split(b"\r\n") if line.startswith(b"content-length:"))
+        await reader.readexactly(length)
+        latencies.append(time.perf_counter() - began)
+        if not head.startswith(b"http/1.1 2"):
+            failures.append(head)
+    writer.close()
+
+
+async def _load(port: int, concurrency: int, seconds: float, requests: Sequence[bytes]) -> None:
+    latencies: list[float] = []
+    failures: list[bytes] = []
+    began = time.perf_counter()
+    until = began + seconds
+    await asyncio.gather(*(_client(port, requests, until, latencies, failures) for _ in range(concurrency)))
+    latencies.sort()
+    found = {
+        "requests": len(latencies),
+        "seconds": time.perf_counter() - began,
+        "failed": len(failures),
+        "p50": latencies[len(latencies) // 2],
+        "p99": latencies[len(latencies) * 99 // 100],
+    }
+    print("RESULT", json.dumps(found))
+
+
+if __name__ == "__main__":
+    port, concurrency, seconds, *files = sys.argv[1:]
+    asyncio.run(_load(int(port), int(concurrency), float(seconds), [Path(file).read_bytes() for file in files]))

@@ -1,0 +1,121 @@
+"""A training step of `paper`: ours against the layers of XifengGuo/CapsNet-Pytorch, in turn, in one run.
+
+    python benchmarks/training_step.py
+
+Prints images/s of each and the ratios, step by step and their median: the machine may drift, the ratio does not.
+Their formulation is written out below from its description, with what it computes and how: a vote tensor made by a
+broadcast product of (batch, out, in) small matrices, elementwise routing sums, float32, channels first.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.capsules import lengths
+from training.config import PRESETS
+from training.devices import hardware, precision
+from training.losses import margin, reconstruction
+from training.networks import Network
+
+BATCH, STEPS, WARM_UP = 64, 5, 2
+CPU = torch.device("cpu")
+
+
+class TheirCapsNet(nn.Module):
+    """The public repository's network: (batch, out, in, pose) votes from weights (out, in, pose, size)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(1, 256, 9)
+        self.second = nn.Conv2d(256, 256, 9, stride=2)
+        self.weight = nn.Parameter(0.01 * torch.randn(10, 1152, 16, 8))
+        self.decoder = nn.Sequential(
+            nn.Linear(160, 512), nn.ReLU(), nn.Linear(512, 1024), nn.ReLU(), nn.Linear(1024, 784), nn.Sigmoid()
+        )
+
+    def forward(self, images: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        features = self.second(self.first(images).relu())
+        primary = their_squash(features.flatten(1).unflatten(1, (1152, 8)))
+        votes = (self.weight @ primary[:, None, :, :, None]).squeeze(-1)  # expands the weights over the batch
+        seen, logits = votes.detach(), torch.zeros(len(images), 10, 1152)
+        for step in range(3):
+            couplings = F.softmax(logits, dim=1)[..., None]
+            if step == 2:
+                capsules = their_squash((couplings * votes).sum(dim=2, keepdim=True))
+            else:
+                capsules = their_squash((couplings * seen).sum(dim=2, keepdim=True))
+                logits = logits + (capsules * seen).sum(dim=-1)
+        capsules = capsules.squeeze(2)
+        masked = capsules * F.one_hot(labels[:, 0], 10)[..., None]
+        return lengths(capsules), self.decoder(masked.flatten(1)).unflatten(1, (1, 1, 28, 28))
+
+
+def their_squash(vectors: Tensor) -> Tensor:
+    norm = vectors.norm(dim=-1, keepdim=True)
+    return norm**2 / (1 + norm**2) / (norm + 1e-8) * vectors
+
+
+def ours(dtype: torch.dtype, channels_last: bool = True) -> Callable[[Tensor, Tensor], None]:
+    network = Network(PRESETS["paper"].network)
+    if channels_last:
+        network = network.to(memory_format=torch.channels_last)
+    optimizer = torch.optim.Adam(network.parameters(), fused=True)
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
+            encoding, drawings = network(images, labels)
+        _update(optimizer, encoding.lengths, drawings, images, labels)
+
+    return step
+
+
+def theirs() -> Callable[[Tensor, Tensor], None]:
+    network = TheirCapsNet()
+    optimizer = torch.optim.Adam(network.parameters())
+
+    def step(images: Tensor, labels: Tensor) -> None:
+        _update(optimizer, *network(images, labels), images, labels)
+
+    return step
+
+
+def _update(optimizer: torch.optim.Optimizer, found: Tensor, drawings: Tensor, images: Tensor, labels: Tensor) -> None:
+    loss = margin(found, labels) + 0.0005 * reconstruction(drawings, images.unsqueeze(1))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def main() -> None:
+    torch.manual_seed(0)
+    images, labels = torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH, 1))
+    usual = precision("auto", CPU)
+    contenders = {
+        "theirs, float32": theirs(),
+        "ours, float32, channels first": ours(torch.float32, channels_last=False),
+        "ours, float32, channels last": ours(torch.float32),
+        f"ours as `captrain train` runs it ({str(usual).removeprefix('torch.')}, channels last)": ours(usual),
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    for count in range(WARM_UP + STEPS):
+        for name, step in contenders.items():
+            began = time.perf_counter()
+            step(images, labels)
+            if count >= WARM_UP:
+                seconds[name].append(time.perf_counter() - began)
+    base = seconds["theirs, float32"]
+    print(f"A training step of `paper`, batch {BATCH}, {torch.get_num_threads()} threads, {hardware(CPU)}")
+    for name, taken in seconds.items():
+        ratios = [other / own for other, own in zip(base, taken, strict=True)]
+        each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
+        print(f"{BATCH / statistics.median(taken):7.0f} images/s  {statistics.median(ratios):5.2f}x  ({each})  {name}")
+
+
+if __name__ == "__main__":
+    main()
