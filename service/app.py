@@ -15,7 +15,7 @@ from service.crew import Crew
 from service.engine import CapsNet
 from service.envelope import Envelope
 from service.metrics import Metrics
-from service.routes import health, models, predict
+from service.routes import health, inference_protocol, models, predict, reconstruct
 from service.settings import Settings
 from service.state import Service
 
@@ -32,7 +32,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) ->
     app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving)
     for error, handler in problems.HANDLERS.items():
         app.add_exception_handler(error, handler)
-    for routes in (predict, models, health):
+    for routes in (predict, reconstruct, models, inference_protocol, health):
         app.include_router(routes.router)
     return app
 

@@ -27,7 +27,7 @@ class PredictQuery(_Query):
     reconstruct: bool = Field(True, description="whether each object's drawing is in the answer")
 
 
-class _Subject(_Query):
+class Subject(_Query):
     """A pose from /predict, or the prototype of a class."""
 
     pose: Token | None = Field(None, description="pose token, from an answer of /predict")
@@ -43,7 +43,7 @@ class _Subject(_Query):
         return self
 
 
-class ReconstructQuery(_Subject):
+class ReconstructQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
     delta: list[Delta] = Field([], max_length=MOST_DIMS, description="how far, -1 to 1; as many as dims")
     size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels")
@@ -55,7 +55,7 @@ class ReconstructQuery(_Subject):
         return self
 
 
-class SweepQuery(_Subject):
+class SweepQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
     low: Delta = Field(-0.25, description="delta of the first column")
     high: Delta = Field(0.25, description="delta of the last column")
@@ -134,9 +134,10 @@ class Liveness(BaseModel):
 
 
 class Problem(BaseModel):
-    """RFC 9457."""
+    """RFC 9457, and `error`, the same sentence where clients of the Open Inference Protocol look for it."""
 
     type: str
     title: str
     status: int
     detail: str
+    error: str

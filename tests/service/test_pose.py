@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from service import pose
+from service.engine import CapsNet
+from service.errors import Unprocessable
+from service.pose import Pose
+
+VALUES = np.float32([-0.5, 0.25, 0.0, 1.0, 0.125, -0.0625])
+
+
+def test_there_and_back(net: CapsNet) -> None:
+    token = pose.encode(Pose(9, VALUES), net.manifest)
+    assert token.replace("-", "").replace("_", "").isalnum()
+    found = pose.decode(token, net.manifest)
+    assert found.label == 9
+    np.testing.assert_array_equal(found.values, VALUES)
+
+
+def test_every_flipped_letter_is_noticed(net: CapsNet) -> None:
+    token = pose.encode(Pose(2, VALUES), net.manifest)
+    for place, letter in enumerate(token):
+        with pytest.raises(Unprocessable):
+            pose.decode(token[:place] + ("x" if letter != "x" else "y") + token[place + 1 :], net.manifest)
+
+
+@pytest.mark.parametrize("token", ["", "A", "ä", "AAAA", "%00", "A" * 4000])
+def test_nonsense_is_refused(net: CapsNet, token: str) -> None:
+    with pytest.raises(Unprocessable):
+        pose.decode(token, net.manifest)
+
+
+@pytest.mark.parametrize("wrong", [Pose(10, VALUES), Pose(0, VALUES[:5]), Pose(0, np.full(6, np.nan, np.float32))])
+def test_a_well_made_token_must_hold_a_pose_of_this_model(net: CapsNet, wrong: Pose) -> None:
+    with pytest.raises(Unprocessable, match="6 finite values"):
+        pose.decode(pose.encode(wrong, net.manifest), net.manifest)
+
+
+def test_another_version_says_so(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(pose, "VERSION", 9)
+        token = pose.encode(Pose(0, VALUES), net.manifest)
+    with pytest.raises(Unprocessable, match="version 9"):
+        pose.decode(token, net.manifest)

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import base64
+from io import BytesIO
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from service import pose
+from service.engine import CapsNet, perturb
+from service.pose import Pose
+
+AS_JSON = {"Accept": "application/json"}
+
+
+def picture(answer: httpx.Response) -> NDArray[np.uint8]:
+    assert answer.status_code == 200, answer.text
+    assert answer.headers["Content-Type"] == "image/png"
+    return np.asarray(Image.open(BytesIO(answer.content)))
+
+
+def pixels(answer: httpx.Response) -> NDArray[np.float64]:
+    assert answer.status_code == 200, answer.text
+    return np.array(answer.json()["images"])
+
+
+def test_a_pose_draws_what_predict_showed(client: httpx.Client, seven: bytes) -> None:
+    seen = client.post("/predict", files={"file": seven}).json()["objects"][0]
+    shown = base64.b64decode(seen["reconstruction"].partition(",")[2])
+    drawn = picture(client.get("/reconstruct", params={"pose": seen["pose"], "size": 28}))
+    difference = drawn.astype(int) - np.asarray(Image.open(BytesIO(shown)))
+    assert np.abs(difference).max() <= 2  # float16 poses
+
+
+def test_deltas_move_the_pose_as_the_engine_does(client: httpx.Client, token: str, net: CapsNet) -> None:
+    found = pose.decode(token, net.manifest)
+    expected = net.reconstruct(perturb(found.values, [3, 0], [0.05, -0.2])[None], np.array([7]))
+    query = {"pose": token, "dim": [3, 0], "delta": [0.05, -0.2]}
+    answer = client.get("/reconstruct", params=query, headers=AS_JSON)
+    assert answer.json()["labels"] == ["7"]
+    np.testing.assert_allclose(pixels(answer), expected, atol=1e-4)
+    assert not np.allclose(pixels(client.get("/reconstruct", params={"pose": token}, headers=AS_JSON)), expected, atol=1e-3)
+
+
+def test_neither_pose_nor_label_draws_all_prototypes(client: httpx.Client, net: CapsNet) -> None:
+    strip = picture(client.get("/reconstruct?dim=3&delta=0.05&size=28"))
+    assert strip.shape == (28, 280)
+    expected = net.reconstruct(perturb(np.float32(net.manifest.prototypes), [3], [0.05]), np.arange(10))
+    assert np.abs(strip[:, 84:112] - expected[3, 0] * 255).max() <= 1
+    answer = client.get("/reconstruct", headers=AS_JSON)
+    assert answer.json()["labels"] == list("0123456789")
+    assert pixels(answer).shape == (10, 1, 28, 28)
+
+
+def test_a_label_draws_its_prototype_at_the_size_asked_for(client: httpx.Client) -> None:
+    assert picture(client.get("/reconstruct?label=4")).shape == (140, 140)
+    assert picture(client.get("/reconstruct?label=4&size=64")).shape == (64, 64)
+
+
+def test_as_label_draws_the_same_pose_as_another_class(client: httpx.Client, token: str, net: CapsNet) -> None:
+    found = pose.decode(token, net.manifest)
+    expected = net.reconstruct(found.values[None], np.array([2]))
+    answer = client.get("/reconstruct", params={"pose": token, "as_label": "2"}, headers=AS_JSON)
+    assert answer.json()["labels"] == ["2"]
+    np.testing.assert_allclose(pixels(answer), expected, atol=1e-4)
+
+
+def test_sweep_is_figure_4(client: httpx.Client, token: str) -> None:
+    assert picture(client.get("/reconstruct/sweep", params={"pose": token, "size": 28})).shape == (6 * 28, 11 * 28)
+    rows = picture(client.get("/reconstruct/sweep", params={"label": "5", "dim": [1, 4], "steps": 3, "size": 28}))
+    middle = picture(client.get("/reconstruct?label=5&size=28"))
+    np.testing.assert_array_equal(rows[:28, 28:56], middle)
+    np.testing.assert_array_equal(rows[28:, 28:56], middle)
+    low = picture(client.get("/reconstruct?label=5&dim=4&delta=-0.25&size=28"))
+    np.testing.assert_array_equal(rows[28:, :28], low)
+
+
+def test_morph_begins_with_one_digit_and_ends_with_the_other(client: httpx.Client, token: str, net: CapsNet) -> None:
+    other = pose.encode(Pose(3, np.float32(net.manifest.prototypes)[3]), net.manifest)
+    strip = picture(client.get("/reconstruct/morph", params={"from": token, "to": other, "steps": 5, "size": 28}))
+    assert strip.shape == (28, 5 * 28)
+    ends = [picture(client.get("/reconstruct", params={"pose": each, "size": 28})) for each in (token, other)]
+    np.testing.assert_array_equal(strip[:, :28], ends[0])
+    np.testing.assert_array_equal(strip[:, -28:], ends[1])
+
+
+def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str) -> None:
+    query = {"pose": token, "dim": 1, "delta": 0.1}
+    first = client.get("/reconstruct", params=query)
+    again = client.get("/reconstruct", params=query, headers={"If-None-Match": f'"other", {first.headers["ETag"]}'})
+    assert (again.status_code, again.content) == (304, b"")
+    assert again.headers["ETag"] == first.headers["ETag"]
+    assert "max-age" in first.headers["Cache-Control"]
+    assert first.headers["Vary"] == "Accept"
+    changed = client.get("/reconstruct", params=query | {"delta": 0.2}, headers={"If-None-Match": first.headers["ETag"]})
+    as_json = client.get("/reconstruct", params=query, headers=AS_JSON | {"If-None-Match": first.headers["ETag"]})
+    assert (changed.status_code, as_json.status_code) == (200, 200)
+
+
+@pytest.mark.parametrize(
+    ("path", "told"),
+    [
+        ("/reconstruct?label=1&dim=6&delta=0.1", "dimensions 0 to 5"),
+        ("/reconstruct?label=1&dim=-1&delta=0.1", "greater than or equal to 0"),
+        ("/reconstruct?label=1&dim=x&delta=0.1", "valid integer"),
+        ("/reconstruct?label=1&dim=1&delta=nan", "finite"),
+        ("/reconstruct?label=1&dim=1&delta=1e99", "less than or equal to 1"),
+        ("/reconstruct?label=1&dim=1", "1 dim and 0 delta"),
+        ("/reconstruct?label=ten", "0, 1, 2"),
+        ("/reconstruct?size=9999", "less than or equal to 1024"),
+        ("/reconstruct?label=1&pose=abc", "exclude each other"),
+        ("/reconstruct?as_label=1", "needs a pose"),
+        ("/reconstruct?pose=!!!", "not base64url"),
+        ("/reconstruct?pose=abcd", "checksum"),
+        ("/reconstruct?dimm=1", "dimm"),
+        ("/reconstruct/sweep", "one pose"),
+        ("/reconstruct/sweep?label=1&low=0.2&high=0.1", "low must be less"),
+        ("/reconstruct/sweep?label=1&steps=1", "greater than or equal to 2"),
+        ("/reconstruct/morph?from=abcd", "to: Field required"),
+        ("/reconstruct/morph?from=abcd&to=abcd", "checksum"),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, path: str, told: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 422
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert told in answer.json()["detail"]
+    assert answer.json()["status"] == 422
+
+
+def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, token: str, net: CapsNet) -> None:
+    files = {**net.manifest.files, "decoder.onnx": "0" * 64}
+    foreign = pose.encode(pose.decode(token, net.manifest), net.manifest.model_copy(update={"files": files}))
+    assert "another model" in client.get("/reconstruct", params={"pose": foreign}).json()["detail"]
+    mangled = token[:-6] + ("A" if token[-6] != "A" else "B") + token[-5:]
+    assert "checksum" in client.get("/reconstruct", params={"pose": mangled}).json()["detail"]
+
+
+def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
+    answer = client.get("/reconstruct?model=resnet")
+    assert answer.status_code == 404
+    assert answer.json()["detail"].endswith("there are tiny")
