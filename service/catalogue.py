@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -15,6 +16,7 @@ from service.bundle import Array, BundleError
 from service.engine import CapsNet, Labels, Perception
 from service.errors import Busy, StartError, UnknownModel
 from service.metrics import GraphObserver, Metrics, PredictionObserver
+from service.sessions import Device
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -25,14 +27,44 @@ PROBE_EVERY = 1.0  # seconds
 
 def load(settings: Settings) -> dict[str, CapsNet]:
     """Every bundle of the models folder, by name, checked and replayed."""
-    folders = [path for path in sorted(settings.models.glob("*")) if path.is_dir() and not path.name.startswith((".", "_"))]
-    if not folders:
+    open_bundle, nets = opener(settings), {}
+    for folder in folders(settings):
+        net = open_bundle(folder)
+        if net.manifest.name in nets:
+            raise BundleError(f"{folder}: expected a name of its own, found {net.manifest.name} again")
+        nets[net.manifest.name] = net
+    return nets
+
+
+def folders(settings: Settings) -> list[Path]:
+    found = [path for path in sorted(settings.models.glob("*")) if path.is_dir() and not path.name.startswith((".", "_"))]
+    if not found:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found none; name another with CAPSERVE_MODELS")
-    bundles = [bundle.read(folder) for folder in folders]
+    return found
+
+
+def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
+    """The model of requests that name none."""
+    name = settings.model or ("compact" if "compact" in nets else min(nets))
+    if name not in nets:
+        raise StartError(f"CAPSERVE_MODEL={name}, but {settings.models} has only {', '.join(sorted(nets))}")
+    return name
+
+
+def opener(settings: Settings) -> Callable[[Path], CapsNet]:
+    """Loads one bundle after the other on the same device, which the first of them tries out."""
     threads = settings.threads or max(1, cpus.available() // settings.workers)
-    device = sessions.device(settings.device, threads, settings.cuda_memory, settings.cuda_graphs, bundles[0].encoder("fp32"))
-    nets = [engine.load(made, settings.variant, device) for made in bundles]
-    return {net.manifest.name: net for net in nets}
+    device: Device | None = None
+
+    def open_bundle(folder: Path) -> CapsNet:
+        nonlocal device
+        made = bundle.read(folder)
+        if device is None:
+            probe = made.encoder("fp32")
+            device = sessions.device(settings.device, threads, settings.cuda_memory, settings.cuda_graphs, probe)
+        return engine.load(made, settings.variant, device)
+
+    return open_bundle
 
 
 class Served(GraphObserver):
@@ -122,9 +154,7 @@ class Catalogue:
     def __init__(self, nets: Mapping[str, CapsNet], settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._served = {name: Served(net, settings, metrics) for name, net in nets.items()}
-        self.default = settings.model or ("compact" if "compact" in nets else min(nets))
-        if self.default not in nets:
-            raise StartError(f"CAPSERVE_MODEL={self.default}, but {settings.models} has only {', '.join(sorted(nets))}")
+        self.default = default(settings, nets)
         self.warm = self.draining = False
         for net in nets.values():
             metrics.describe(net)

@@ -11,8 +11,16 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import get_args
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, generate_latest
-from prometheus_client.multiprocess import MultiProcessCollector, mark_process_dead
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+    generate_latest,
+)
+from prometheus_client.multiprocess import MultiProcessCollector
 
 from service.batcher import Drop
 from service.engine import CapsNet
@@ -24,6 +32,8 @@ SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)
 TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' reference histograms
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
+
+disable_created_metrics()  # a series for each series, to say when it began
 
 
 class Metrics:
@@ -177,8 +187,3 @@ class PredictionObserver:
         self._verdicts[verdict].inc()
         self._length.observe(length)
         self._error.observe(error)
-
-
-def forget(pid: int) -> None:
-    """A worker is gone: its gauges no longer count."""
-    mark_process_dead(pid)  # type: ignore[no-untyped-call]

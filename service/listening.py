@@ -1,0 +1,37 @@
+"""The port. Bound early, so that a taken one is told before models load; nobody is let in before a server listens."""
+
+from __future__ import annotations
+
+import socket
+
+from service.errors import StartError
+
+
+def bind(host: str, port: int) -> socket.socket:
+    return _bound(host, port, shared=False)
+
+
+def reserve(host: str, port: int) -> socket.socket:
+    """A port that workers can share. The kernel deals connections out evenly to sockets of their own; from one socket in
+    common the first worker awake would take them all."""
+    with _bound(host, port, shared=False) as probe:  # a shared bind would also succeed beside another capserve
+        port = probe.getsockname()[1]
+    return _bound(host, port, shared=True)
+
+
+def join(address: tuple[str, int]) -> socket.socket:
+    """One more socket on a reserved port."""
+    return _bound(*address, shared=True)
+
+
+def _bound(host: str, port: int, shared: bool) -> socket.socket:
+    try:
+        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        bound = socket.socket(family, kind)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if shared:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        bound.bind(address)
+    except OSError as error:
+        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with CAPSERVE_PORT") from error
+    return bound

@@ -1,0 +1,46 @@
+"""Logs on standard error, a line a record, each with its request's id. Pictures, tokens and queries are never in them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from typing import Literal
+
+from service.visit import request_id
+
+
+class Console(logging.Formatter):
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        record.request_id = request_id.get()
+        return super().format(record)
+
+
+class Json(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        said = {
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "request_id": request_id.get(),
+            "message": record.getMessage(),
+        }
+        said |= getattr(record, "request", {})
+        if record.exc_info:
+            said["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(said, ensure_ascii=False)
+
+
+FORMATS = {"console": Console, "json": Json}
+
+
+def configure(form: Literal["console", "json"], level: str) -> None:
+    handler = logging.StreamHandler()
+    handler.setFormatter(FORMATS[form]())
+    logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
+    logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines hold what is in a picture's headers
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))  # we say ourselves when we are ready
+    logging.getLogger("asyncio").setLevel(logging.INFO)
