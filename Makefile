@@ -26,8 +26,9 @@ format: .venv/dev        ## let ruff write the format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-train: .venv/dev         ## train the compact preset into runs/compact; PRESET=paper for another
-	$(BIN)/captrain train --preset $(or $(PRESET),compact) --out runs/$(or $(PRESET),compact)
+PRESET ?= compact
+train: .venv/dev         ## train PRESET (compact) into runs/PRESET, or go on with it
+	$(BIN)/captrain train --preset $(PRESET) --out runs/$(PRESET) $(if $(wildcard runs/$(PRESET)/checkpoint.pt),--resume)
 
 bench: .venv/dev         ## the speed claims, measured as ratios on this machine
 	$(BIN)/python benchmarks/training_step.py

@@ -36,8 +36,7 @@ class Checkpoint:
     def restored(self) -> Network:
         """The network to use: the averaged weights where the run keeps an average."""
         network = Network(self.config.network)
-        weights = {key.removeprefix("module."): value for key, value in self.average.items() if key.startswith("module.")}
-        network.load_state_dict(weights or self.network)
+        network.load_state_dict(self.average or self.network)
         return network.eval()
 
 

@@ -156,13 +156,13 @@ PRESETS: dict[str, Config] = {
         Config(
             "compact",
             CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=3, stride=2)),
-            Training(epochs=30, learning_rate=0.003),
+            Training(epochs=40, learning_rate=0.003),
         ),
         # The smaller way to end the same stem: sixteen capsules in all, 161 thousand encoder parameters.
         Config(
             "compact16",
             CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),
-            Training(epochs=30, learning_rate=0.003),
+            Training(epochs=40, learning_rate=0.003),
         ),
         Config(
             "shared",

@@ -57,21 +57,21 @@ def perturbations(model: Model, pictures: Digits, pairs: str, classes: tuple[str
         return None  # a plain CNN has no pose to turn
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))
-    figure = Figure(figsize=(len(DELTAS) * 0.7, len(pose) * 0.7))
+    figure = Figure(figsize=(len(DELTAS) * 0.7, 0.7 + len(pose) * 0.7))
     cells = figure.subplots(len(pose), len(DELTAS), squeeze=False)
     for index, drawing in enumerate(drawings):
         dim, column = divmod(index, len(DELTAS))
-        _picture(cells[dim][column], drawing, f"{float(DELTAS[column]):+.2f}" if dim == 0 else "")
+        _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
         _row_title(cells[dim][0], f"dim {dim}")
-    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.93)
+    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10)
     return figure
 
 
 def curves(history: Sequence[dict[str, float]]) -> Figure | None:
     if not history:
         return None
-    figure = Figure(figsize=(10, 3.5))
+    figure = Figure(figsize=(10, 3.5), layout="constrained")
     loss, error = figure.subplots(1, 2)
     epochs = [row["epoch"] for row in history]
     loss.plot(epochs, [row["loss"] for row in history], label="training loss")

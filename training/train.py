@@ -11,22 +11,21 @@ import io
 import math
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training import checkpoint as checkpoints
 from training.augment import AUGMENTATIONS
+from training.average import Average
 from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import DataSet
@@ -88,7 +87,7 @@ class Run:
         self.network = Network(start.config.network).to(place.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
         self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate, fused=True)
-        self.average = self._averaging() if settings.ema else None
+        self.average = Average(self.network, settings.ema) if settings.ema else None
         if start.network:
             self._restore()
         self.model: Any = self.network
@@ -156,7 +155,7 @@ class Run:
         loss.backward()
         self.optimizer.step()
         if self.average is not None:
-            self.average.update_parameters(self.network)
+            self.average.update(self.network, state.step)
         found = objects(encoding.lengths.detach(), batch.labels.shape[1])
         count = len(batch.images)
         return torch.stack([loss.detach() * count, (~hits(found, batch.labels)).sum(), loss.new_tensor(count)])
@@ -175,8 +174,7 @@ class Run:
         running, state.running = state.running, {}
         if not self.place.leads:
             return
-        network = self.network if self.average is None else self.average.module
-        assert isinstance(network, Network)
+        network = self.network if self.average is None else self.average.network
         batches = fixed_batches(self.validation, self.settings.pairs)
         measured = evaluate(TorchModel(network, self.place.device), batches, state.config.network.classes)
         seconds = state.seconds - sum(row["seconds"] for row in state.history)
@@ -214,7 +212,7 @@ class Run:
     def _save(self) -> None:
         state = self.checkpoint
         state.network = self.network.state_dict()
-        state.average = self.average.state_dict() if self.average is not None else {}
+        state.average = self.average.network.state_dict() if self.average is not None else {}
         state.optimizer = self.optimizer.state_dict()
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)
@@ -224,10 +222,7 @@ class Run:
         self.network.load_state_dict(state.network)
         self.optimizer.load_state_dict(state.optimizer)
         if self.average is not None:
-            self.average.load_state_dict(state.average)
-
-    def _averaging(self) -> AveragedModel:
-        return AveragedModel(self.network, multi_avg_fn=partial(_lerp, self.settings.ema), use_buffers=True)
+            self.average.network.load_state_dict(state.average)
 
     def _seed(self, number: int, purpose: str) -> int:
         """A seed of its own for each epoch's order and each step's dropout and augmentation."""
@@ -241,15 +236,6 @@ class Run:
 
     def _generator(self, number: int, purpose: str, device: torch.device | None = None) -> torch.Generator:
         return torch.Generator(device or torch.device("cpu")).manual_seed(self._seed(number, purpose))
-
-
-def _lerp(decay: float, averages: Sequence[Tensor], current: Sequence[Tensor], updates: Tensor | int) -> None:
-    """Exponential moving average whose decay warms up, or a short run would still remember its random start."""
-    if not averages[0].is_floating_point():  # batch norm's counters
-        torch._foreach_copy_(list(averages), list(current))
-        return
-    count = int(updates)
-    torch._foreach_lerp_(list(averages), list(current), 1 - min(decay, (1 + count) / (10 + count)))
 
 
 def _write_history(history: list[dict[str, float]], out: Path) -> None:
