@@ -8,7 +8,6 @@ from tests.training import drawn
 from training.data import DataSet, find, load
 from training.errors import DataError
 
-
 # Networks of the tests are small: one thread is faster than two that wait for each other, here and in child processes.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
