@@ -1,0 +1,119 @@
+"""A server in a process of its own, and a client so plain that it can be cruel."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from tests.service.conftest import BUNDLES, drawn, encoded, wait_until_ready
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@dataclass
+class Process:
+    port: int
+    popen: subprocess.Popen[bytes]
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def resident_megabytes(self) -> float:
+        status = Path(f"/proc/{self.popen.pid}/status").read_text()
+        return int(status.partition("VmRSS:")[2].split()[0]) / 1024
+
+    def metric(self, name: str) -> float:
+        """The sum over every line of a metric that begins so."""
+        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+
+    def terminate(self) -> None:
+        self.popen.send_signal(signal.SIGTERM)
+
+
+@contextlib.contextmanager
+def process(seconds_a_batch: float = 0.0, **settings: object) -> Iterator[Process]:
+    """`capserve serve` of tests/bundles; it must exit with 0 when it is told to stop."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    values = {"models": BUNDLES, "port": port, "log_level": "error"} | settings
+    environment = os.environ | {f"CAPSERVE_{name.upper()}": str(value) for name, value in values.items()}
+    command = ["-m", "tests.service.slow_server", str(seconds_a_batch)] if seconds_a_batch else ["-m", "service", "serve"]
+    popen = subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT)
+    started = Process(port, popen)
+    try:
+        with httpx.Client(base_url=started.url) as client:
+            wait_until_ready(client, 30)
+        yield started
+        started.terminate()
+        assert popen.wait(30) == 0
+    finally:
+        if popen.poll() is None:
+            popen.kill()
+            popen.wait()
+
+
+@dataclass(frozen=True)
+class Answer:
+    status: int
+    headers: dict[str, str]
+    body: bytes
+    seconds: float
+
+
+def request(path: str, body: bytes, content_type: str = "image/png") -> bytes:
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
+    return head.encode() + body
+
+
+# Of the size the network takes, and taken as it is: these tests are about crowds, not about pictures.
+DIGIT = encoded(drawn("7", 28))
+PREDICT = request("/predict?normalise=none", DIGIT)
+
+
+class Connection:
+    """One keep-alive connection; what is written on it is up to the test."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader, self.writer = reader, writer
+
+    @staticmethod
+    async def to(server: Process) -> Connection:
+        return Connection(*await asyncio.open_connection("127.0.0.1", server.port))
+
+    async def ask(self, raw: bytes) -> Answer:
+        began = time.perf_counter()
+        self.writer.write(raw)
+        return await self.answer(began)
+
+    async def answer(self, began: float) -> Answer:
+        first, *lines = (await self.reader.readuntil(b"\r\n\r\n")).decode().rstrip().split("\r\n")
+        headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+        body = await self.reader.readexactly(int(headers["content-length"]))
+        return Answer(int(first.split()[1]), headers, body, time.perf_counter() - began)
+
+    async def close(self) -> None:
+        self.writer.close()
+        with contextlib.suppress(ConnectionError):
+            await self.writer.wait_closed()
+
+
+async def ask(server: Process, raw: bytes) -> Answer:
+    """One request on a connection of its own."""
+    connection = await Connection.to(server)
+    try:
+        return await connection.ask(raw)
+    finally:
+        await connection.close()

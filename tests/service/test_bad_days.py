@@ -1,0 +1,135 @@
+"""Clients that vanish, dawdle or babble: nobody else notices."""
+
+import asyncio
+import time
+
+import pytest
+
+from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
+
+CROWD = 60
+
+
+@pytest.fixture(scope="module")
+def unhurried():
+    """A model of one picture every 100 ms, and a server with little patience."""
+    with process(0.1, max_batch=1, patience=1, deadline=2) as server:
+        yield server
+
+
+async def until(true, seconds: float = 10.0) -> None:
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends
+        await asyncio.sleep(0.05)
+
+
+def test_work_for_clients_that_left_is_not_done(unhurried: Process):
+    async def vanish() -> None:
+        before = unhurried.metric("capserve_batch_images_sum")
+        connections = await asyncio.gather(*(Connection.to(unhurried) for _ in range(CROWD)))
+        for connection in connections:
+            connection.writer.write(PREDICT)
+            await connection.writer.drain()
+        await asyncio.sleep(0.3)
+        for connection in connections:
+            connection.writer.transport.abort()
+        await until(lambda: unhurried.metric('capserve_rejections_total{reason="gone"') > CROWD / 2)
+        answer = await ask(unhurried, PREDICT)
+        assert answer.status == 200
+        assert answer.seconds < 2  # the crowd's own work would have been six
+        assert unhurried.metric("capserve_batch_images_sum") - before < CROWD / 2
+
+    asyncio.run(asyncio.wait_for(vanish(), 30))
+
+
+def test_past_the_deadline_is_504(unhurried: Process):
+    async def crowd() -> list:
+        return await asyncio.gather(*(ask(unhurried, PREDICT) for _ in range(CROWD)))
+
+    answers = asyncio.run(asyncio.wait_for(crowd(), 30))
+    assert {answer.status for answer in answers} == {200, 504}
+    assert max(answer.seconds for answer in answers) < 4
+    late = next(answer for answer in answers if answer.status == 504)
+    assert late.headers["content-type"] == "application/problem+json"
+
+
+def test_half_a_body_and_gone(unhurried: Process):
+    async def hang_up() -> None:
+        for _ in range(20):
+            connection = await Connection.to(unhurried)
+            connection.writer.write(PREDICT[:-100])
+            await connection.writer.drain()
+            connection.writer.transport.abort()
+        assert (await ask(unhurried, PREDICT)).status == 200
+
+    asyncio.run(asyncio.wait_for(hang_up(), 30))
+    assert unhurried.metric('capserve_requests_total{route="/predict",status="500"') == 0
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/v2/models/tiny/infer"])
+def test_slow_senders_are_told_and_hold_up_nobody(unhurried: Process, path: str):
+    raw = request(path, DIGIT)
+
+    async def dawdle() -> int:
+        connection = await Connection.to(unhurried)
+        began = time.perf_counter()
+        for at in range(len(raw) - 40, len(raw) - 1):
+            if connection.reader.at_eof() or time.perf_counter() - began > 1.5:
+                break
+            connection.writer.write(raw[at : at + 1] if at > len(raw) - 40 else raw[: at + 1])
+            await asyncio.sleep(0.05)
+        answer = await connection.answer(began)
+        await connection.close()
+        assert 0.9 < answer.seconds < 4
+        return answer.status
+
+    async def both() -> None:
+        slow = [asyncio.create_task(dawdle()) for _ in range(20)]
+        await asyncio.sleep(0.2)
+        prompt = await ask(unhurried, PREDICT)
+        assert prompt.status == 200
+        assert prompt.seconds < 0.6
+        assert await asyncio.gather(*slow) == [408] * 20
+
+    asyncio.run(asyncio.wait_for(both(), 30))
+
+
+def test_heads_that_never_end_hold_up_nobody(unhurried: Process):
+    async def stall() -> None:
+        connections = await asyncio.gather(*(Connection.to(unhurried) for _ in range(100)))
+        for connection in connections:
+            connection.writer.write(b"POST /predict HTTP/1.1\r\nHost: loc")
+            await connection.writer.drain()
+        prompt = await ask(unhurried, PREDICT)
+        assert prompt.status == 200
+        assert prompt.seconds < 1
+        await asyncio.gather(*(connection.close() for connection in connections))
+
+    asyncio.run(asyncio.wait_for(stall(), 30))
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + b"\0" * 64,  # TLS on a port that does not speak it
+        b"POST /predict HTTP/1.1\r\nHost: l\r\nContent-Length: many\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nHost: l\r\nContent-Length: -5\r\n\r\n",
+        b"POST /predict HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: chunked\r\n\r\nnot a length\r\n",
+        b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: l\r\n\r\n",
+        b"\r\n\r\n\r\n",
+    ],
+    ids=["tls", "length of letters", "negative length", "bad chunk", "long path", "nothing"],
+)
+def test_what_is_not_http_is_refused_or_cut_off(unhurried: Process, raw: bytes):
+    async def babble() -> bytes:
+        connection = await Connection.to(unhurried)
+        connection.writer.write(raw)
+        connection.writer.write_eof()
+        said = await connection.reader.read()
+        await connection.close()
+        return said
+
+    said = asyncio.run(asyncio.wait_for(babble(), 10))
+    assert said == b"" or said.startswith(b"HTTP/1.1 4")
+    assert asyncio.run(ask(unhurried, PREDICT)).status == 200

@@ -1,0 +1,104 @@
+"""More than there is room for: refusals come quickly, what is accepted stays fast, memory stays flat, and nothing is lost."""
+
+import asyncio
+import time
+from collections import Counter
+from statistics import median
+
+from tests.service.processes import PREDICT, Answer, Connection, Process, ask, process
+
+BATCH = 4
+SECONDS_A_BATCH = 0.05
+CAPACITY = BATCH / SECONDS_A_BATCH  # images a second
+QUEUE = 16
+OVERLOAD = 8.0  # seconds
+
+
+def test_five_hundred_connections_at_once():
+    async def storm(server: Process) -> list[Answer]:
+        connections = await asyncio.gather(*(Connection.to(server) for _ in range(500)))
+        answers = await asyncio.gather(*(connection.ask(PREDICT) for connection in connections))
+        await asyncio.gather(*(connection.close() for connection in connections))
+        return answers
+
+    with process(max_queue=64) as server:
+        for _ in range(2):
+            answers = asyncio.run(asyncio.wait_for(storm(server), 60))
+            assert {answer.status for answer in answers} <= {200, 503}
+            assert sum(answer.status == 200 for answer in answers) >= 64
+        assert server.metric('capserve_requests_total{route="/predict"') == 1_000
+        assert server.metric("capserve_queue_images") == 0
+
+
+def test_twice_the_capacity():
+    async def overload(server: Process) -> tuple[list[Answer], float, float]:
+        """Clients that do not wait for one another, as the world's do."""
+        began = time.perf_counter()
+        asked: list[asyncio.Task[Answer]] = []
+        early = 0.0
+        while (now := time.perf_counter() - began) < OVERLOAD:
+            while len(asked) < now * 2 * CAPACITY:
+                asked.append(asyncio.create_task(ask(server, PREDICT)))
+            await asyncio.sleep(0.005)
+            if not early and now > OVERLOAD / 4:
+                early = server.resident_megabytes()
+        answers = await asyncio.gather(*asked)
+        return answers, early, server.resident_megabytes()
+
+    with process(SECONDS_A_BATCH, max_batch=BATCH, max_queue=QUEUE) as server:
+        answers, early, late = asyncio.run(asyncio.wait_for(overload(server), 60))
+        refused = [answer for answer in answers if answer.status == 503]
+        served = [answer for answer in answers if answer.status == 200]
+        assert len(refused) + len(served) == len(answers)
+        assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
+        assert all(answer.headers["content-type"] == "application/problem+json" for answer in refused)
+        assert median(answer.seconds for answer in refused) < 0.05
+        # All that is accepted waits for the queue before it, the batch at work, and its own; the rest is room for a busy machine.
+        assert median(answer.seconds for answer in served) < (QUEUE / BATCH + 2) * SECONDS_A_BATCH + 0.3
+        assert len(served) > 0.6 * CAPACITY * OVERLOAD
+        assert late - early < 16
+        assert server.metric('capserve_rejections_total{reason="full"') == len(refused)
+        assert asyncio.run(ask(server, PREDICT)).status == 200  # and it is over as soon as it is over
+
+
+def test_sigterm_under_load_loses_none_of_a_thousand():
+    """A connection that is refused or told to close goes to another server, as a load balancer would have it go."""
+    outcomes: Counter[str] = Counter()
+
+    async def client(servers: tuple[Process, Process], requests: int) -> None:
+        connection: Connection | None = None
+        for _ in range(requests):
+            for server in servers if connection is None else ():
+                try:
+                    connection = await Connection.to(server)
+                    break
+                except ConnectionRefusedError:  # nothing was sent, so nothing can be lost
+                    outcomes["moved"] += 1
+            assert connection is not None
+            try:
+                answer = await connection.ask(PREDICT)
+            except (ConnectionError, asyncio.IncompleteReadError):
+                outcomes["lost"] += 1
+                connection = None
+                continue
+            outcomes[str(answer.status)] += 1
+            if answer.headers.get("connection") == "close":
+                await connection.close()
+                connection = None
+        if connection is not None:
+            await connection.close()
+
+    async def rollout(old: Process, new: Process) -> None:
+        clients = [asyncio.create_task(client((old, new), 20)) for _ in range(50)]
+        while sum(outcomes.values()) < 300:
+            await asyncio.sleep(0.001)
+        old.terminate()
+        await asyncio.gather(*clients)
+
+    with process(0.02, linger=0.2) as old, process(linger=0.2) as new:
+        asyncio.run(asyncio.wait_for(rollout(old, new), 60))
+        assert old.popen.wait(10) == 0
+        assert new.metric('capserve_requests_total{route="/predict"') > 0
+    assert outcomes["moved"] > 0
+    assert outcomes["lost"] == 0
+    assert outcomes["200"] == 1_000
