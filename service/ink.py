@@ -1,0 +1,79 @@
+"""Finds the ink in a picture: which pixels are written on, on any paper, in any colour and light. Knows no digits.
+
+The paper is a smooth surface fitted to the picture from its border inwards; ink is what departs from it along one line
+through colour space. Specks are dropped, and what is left is 1 in the middle of a stroke and 0 on paper.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from PIL import Image
+
+from service.blots import Array, components, otsu
+from service.paper import departure
+
+LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
+FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
+SPECK = 0.04  # of the largest blot: what is smaller is dirt
+
+
+def ink_of(picture: Image.Image) -> Array:
+    """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
+    colours = _colours(picture)
+    return _cleaned(departure(colours))
+
+
+def _colours(picture: Image.Image) -> Array:
+    """(h, w, 3) in [0, 1], of a size to work with."""
+    if picture.mode.startswith("I"):
+        picture = Image.fromarray((np.clip(np.asarray(picture), 0, 65535) >> 8).astype(np.uint8))
+    clear = picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
+    picture = picture.convert("RGBA" if clear else "RGB")
+    factor = -(-max(picture.size) // LARGEST)
+    if factor > 1:
+        picture = picture.reduce(factor)
+    if max(picture.size) < SMALLEST:
+        grown = SMALLEST / max(picture.size)
+        width, height = (max(1, round(side * grown)) for side in picture.size)
+        picture = picture.resize((width, height), Image.Resampling.BICUBIC)
+    levels = np.asarray(picture, dtype=np.float32) * np.float32(1 / 255)
+    return _on_paper(levels[..., :3], levels[..., 3:]) if clear else levels
+
+
+def _on_paper(colours: Array, alpha: Array) -> Array:
+    """Transparent parts get the colour that shows best what is not: see-through drawings come in black and in white."""
+    solid = colours[alpha[..., 0] > 0.5]
+    if not len(solid):
+        return np.ones_like(colours)
+    light = solid.mean(axis=1)
+    if np.ptp(np.percentile(light, (2, 98))) > 0.25 and len(solid) > 0.5 * alpha.size:
+        paper = np.median(solid, axis=0)  # a picture in itself, with a few holes or round corners
+    else:
+        paper = np.full(3, 0.0 if light.mean() > 0.5 else 1.0)
+    return (colours * alpha + paper.astype(np.float32) * (1 - alpha)).astype(np.float32)
+
+
+def _cleaned(line: Array) -> Array:
+    top = float(np.percentile(line, 99.8))
+    threshold = otsu(np.clip(line, 0, top))
+    noise = 1.48 * float(np.median(np.abs(line[line <= threshold])))
+    if top < max(FAINTEST, 3 * noise):
+        return np.zeros_like(line)
+    threshold = max(threshold, 2.5 * noise)
+    strong = line > threshold
+    if not strong.any():
+        return np.zeros_like(line)
+    full = float(np.median(line[strong]))
+    blots = components(line > 0.8 * threshold)
+    sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
+    sizes[0] = 0
+    kept = sizes >= max(SPECK * sizes.max(), 1)
+    chosen = kept[blots]
+    # The smooth edge of a stroke lies below the threshold, a pixel or two around what is above it.
+    for _ in range(2):
+        chosen[1:] |= chosen[:-1]
+        chosen[:-1] |= chosen[1:]
+        chosen[:, 1:] |= chosen[:, :-1]
+        chosen[:, :-1] |= chosen[:, 1:]
+    low = max(0.1 * full, min(2 * noise, 0.5 * threshold))
+    return np.where(chosen, np.clip((line - low) / (full - low), 0, 1), 0).astype(np.float32)

@@ -1,0 +1,151 @@
+"""What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
+
+Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
+all that is narrow is taken away, for hard shadows. A paper is believed if most of the picture's border looks like it.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.blots import Array
+
+Real = NDArray[np.float64]
+
+NEAR = 0.08  # distance in a colour cube of side 1 that still counts as the same paper
+MOST = 0.75  # share of the border that a smooth surface must explain
+ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
+NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
+
+
+def departure(colours: Array) -> Array:
+    """(h, w, 3) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
+    border = _border(colours.shape[0], colours.shape[1])
+    first = None
+    for attempt in (_flat, _smooth, _narrow):
+        line = attempt(colours, border)
+        if line is None:
+            continue
+        first = line if first is None else first
+        if _plausible(line, border):
+            return line
+    assert first is not None  # the last attempt always has an answer
+    return first
+
+
+def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
+    """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
+
+    A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
+    the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even.
+    """
+    low, full = np.percentile(line, (1, 99.9))
+    rim = line[border]
+    off = rim[rim > 0.2 * full]
+    if -low > ONE_SIDED * full:
+        return False
+    if off.size < 0.15 * rim.size:
+        return True
+    lower, middle, upper = np.percentile(off, (25, 50, 75))
+    return bool(middle > 0.8 * full or upper - lower > 0.25 * full)
+
+
+def _border(height: int, width: int) -> NDArray[np.bool_]:
+    rim = max(1, max(height, width) // 40)
+    border = np.ones((height, width), bool)
+    border[rim:-rim, rim:-rim] = False
+    return border
+
+
+def _flat(colours: Array, border: NDArray[np.bool_]) -> Array | None:
+    """The corner or border colour that most of the border and corners share."""
+    rim = colours[border]
+    size = max(1, max(colours.shape[:2]) // 16)
+    corners = [colours[y, x].reshape(-1, 3) for y in (slice(size), slice(-size, None)) for x in (slice(size), slice(-size, None))]
+    candidates = [np.median(part, axis=0) for part in (*corners, rim)]
+    every = np.concatenate(corners)
+
+    def share(paper: Array) -> float:
+        of_rim = np.linalg.norm(rim - paper, axis=1) < NEAR
+        of_corners = np.linalg.norm(every - paper, axis=1) < NEAR
+        return float(of_rim.mean() + of_corners.mean()) / 2
+
+    shares = [share(candidate) for candidate in candidates]
+    best = candidates[int(np.argmax(shares))]
+    if max(shares) < 0.4:
+        return None
+    near = np.linalg.norm(rim - best, axis=1) < NEAR
+    return _towards_ink(colours - rim[near].mean(axis=0))
+
+
+def _smooth(colours: Array, border: NDArray[np.bool_]) -> Array | None:
+    """A quadratic surface through the border, then through every pixel near it."""
+    height, width, _ = colours.shape
+    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
+    terms = np.stack([np.ones_like(x), x, y, x * y, x * x, y * y], axis=-1)
+    step = max(1, max(height, width) // 48)
+    surface = np.zeros((6, 3))
+    surface[0] = np.median(colours[border], axis=0)
+    surface = _fitted(surface, terms[border], colours[border].astype(np.float64))
+    surface = _fitted(surface, terms[::step, ::step].reshape(-1, 6), colours[::step, ::step].reshape(-1, 3).astype(np.float64))
+    paper = (terms @ surface).astype(np.float32)
+    off = np.linalg.norm(colours[border] - paper[border], axis=1)
+    lit = _lamp(paper.mean(axis=2))[..., None]
+    return _towards_ink((colours - paper) / lit) if (off < NEAR).mean() > MOST else None
+
+
+def _towards_ink(rest: Array) -> Array:
+    """(h, w, 3) -> (h, w): along the line on which most of the departing happens, which way most of it goes."""
+    flat = rest.reshape(-1, 3)
+    _, directions = np.linalg.eigh((flat.T @ flat).astype(np.float64))
+    line: Array = (flat @ directions[:, -1].astype(np.float32)).reshape(rest.shape[:2])
+    return line if float((line**3).sum()) > 0 else -line
+
+
+def _fitted(surface: Real, terms: Real, colours: Real) -> Real:
+    """Least squares, again and again without what lies far off."""
+    for _ in range(4):
+        distance = np.linalg.norm(colours - terms @ surface, axis=1)
+        near = distance <= max(NEAR / 2, 2.5 * float(np.median(distance)))
+        weighted = terms[near]
+        # A little of the flat surface, where the pixels at hand leave the slope open.
+        normal = weighted.T @ weighted + np.diag([0, 1, 1, 1, 1, 1]) * 1e-3 * len(weighted)
+        surface = np.linalg.solve(normal, weighted.T @ colours[near])
+    return surface
+
+
+def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
+    """What is narrow and dark, or what is narrow and light (morphology's top-hats)."""
+    light = colours.mean(axis=2)
+    reach = max(1, round(max(light.shape) * NARROW / 2))
+    shaded, lit = -_opened(-light, reach), _opened(light, reach)
+    dark, bright = (shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit)
+    # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
+    on_rim_of_dark, on_rim_of_bright = (
+        float((line[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
+    )
+    return dark if on_rim_of_dark < max(0.5, on_rim_of_bright) else bright
+
+
+def _lamp(light: Array) -> Array:
+    """How strongly each place is lit, 1 where most: in the dark, ink departs less from the paper than in the light."""
+    return (light + 0.2) / (light.max() + 0.2)
+
+
+def _opened(values: Array, reach: int) -> Array:
+    """What remains when all that is bright and narrower than the reach both ways is taken away."""
+    return _widest(-_widest(-values, reach), reach)
+
+
+def _widest(values: Array, reach: int) -> Array:
+    """The largest within `reach` pixels, along both axes; windows double, so wide ones cost hardly more."""
+    for axis in (0, 1):
+        padded = np.pad(values, [(reach, reach) if each == axis else (0, 0) for each in (0, 1)], mode="edge")
+        padded, width, wanted = np.moveaxis(padded, axis, 0), 1, 2 * reach + 1
+        while width < wanted:
+            step = min(width, wanted - width)
+            padded = np.maximum(padded[:-step], padded[step:])
+            width += step
+        values = np.moveaxis(padded, 0, axis)
+    return values

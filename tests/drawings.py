@@ -1,0 +1,221 @@
+"""Pictures of digits in many styles, drawn with Pillow: pens, fonts, papers, lights and file formats. Knows no service.
+
+A mask is a float array (h, w), 1 where there is ink. MASKS make one for a character, STYLES make a picture of a mask.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
+
+Mask = NDArray[np.float64]
+Style = Callable[[Mask, np.random.Generator], Image.Image]
+
+SIDE = 240  # pixels of a usual mask
+
+
+def _arc(x: float, y: float, across: float, down: float, start: float, end: float) -> list[tuple[float, float]]:
+    """Part of an ellipse; degrees, clockwise from the right."""
+    angles = np.radians(np.linspace(start, end, 24))
+    return [(x + across * np.cos(angle), y + down * np.sin(angle)) for angle in angles]
+
+
+# Each digit in ways people write it; each way is some strokes; each stroke is points in a box of 1x1.
+PEN: dict[str, list[list[list[tuple[float, float]]]]] = {
+    "0": [[_arc(0.5, 0.5, 0.3, 0.42, -90, 270)], [_arc(0.5, 0.5, 0.22, 0.42, -110, 255)]],
+    "1": [[[(0.5, 0.08), (0.5, 0.92)]], [[(0.34, 0.26), (0.54, 0.08), (0.54, 0.92)]], [[(0.6, 0.08), (0.42, 0.92)]]],
+    "2": [
+        [[*_arc(0.5, 0.32, 0.26, 0.24, -170, 40), (0.22, 0.9), (0.8, 0.9)]],
+        [[*_arc(0.48, 0.3, 0.24, 0.22, -150, 60), (0.24, 0.88), (0.5, 0.84), (0.78, 0.88)]],
+    ],
+    "3": [
+        [[*_arc(0.46, 0.29, 0.25, 0.21, -150, 90), *_arc(0.46, 0.7, 0.28, 0.22, -90, 150)]],
+        [[(0.24, 0.1), (0.74, 0.1), (0.46, 0.42), *_arc(0.46, 0.67, 0.28, 0.25, -80, 150)]],
+    ],
+    "4": [
+        [[(0.6, 0.92), (0.6, 0.08), (0.18, 0.64), (0.84, 0.64)]],
+        [[(0.28, 0.1), (0.24, 0.52), (0.76, 0.52)], [(0.7, 0.1), (0.66, 0.92)]],
+    ],
+    "5": [
+        [[(0.76, 0.1), (0.32, 0.1), (0.28, 0.46), *_arc(0.46, 0.66, 0.28, 0.24, -120, 150)]],
+        [[(0.34, 0.1), (0.28, 0.46), *_arc(0.46, 0.66, 0.28, 0.24, -120, 150)], [(0.34, 0.1), (0.78, 0.1)]],
+    ],
+    "6": [
+        [[(0.66, 0.08), (0.36, 0.36), *_arc(0.5, 0.68, 0.26, 0.23, -180, 180)]],
+        [[(0.58, 0.06), (0.3, 0.5), *_arc(0.5, 0.7, 0.22, 0.2, -180, 200)]],
+    ],
+    "7": [
+        [[(0.2, 0.12), (0.8, 0.12), (0.42, 0.92)]],
+        [[(0.2, 0.14), (0.78, 0.12), (0.44, 0.92)], [(0.36, 0.52), (0.74, 0.5)]],
+    ],
+    "8": [
+        [[*_arc(0.5, 0.29, 0.22, 0.2, 90, 450), *_arc(0.5, 0.71, 0.27, 0.22, -90, 270)]],
+        [[*_arc(0.5, 0.28, 0.2, 0.19, 90, -270), *_arc(0.5, 0.7, 0.22, 0.22, -90, 270)]],
+    ],
+    "9": [
+        [[*_arc(0.48, 0.32, 0.24, 0.23, 0, -360), (0.7, 0.62), (0.62, 0.92)]],
+        [[*_arc(0.48, 0.3, 0.22, 0.2, -10, -360), (0.68, 0.92)]],
+    ],
+}
+
+
+def written(digit: str, rng: np.random.Generator, width: float = 0.08, side: int = SIDE) -> Mask:
+    """With a pen whose point is `width` of the side wide; leaning, stretched and trembling a little, no two alike."""
+    ways = PEN[digit]
+    strokes = ways[rng.integers(len(ways))]
+    lean, stretch = rng.uniform(-0.1, 0.25), rng.uniform(0.85, 1.1, size=2)
+    scale, radius = side * 2, side * width  # drawn at twice the size: Pillow's lines have hard edges
+    canvas = Image.new("L", (scale, scale))
+    draw = ImageDraw.Draw(canvas)
+    for stroke in strokes:
+        points = np.array(stroke) - 0.5
+        points = (points + rng.normal(0, 0.006, points.shape)) * stretch * 0.8
+        points[:, 0] -= lean * points[:, 1]
+        line = [tuple(point) for point in (points + 0.5) * scale]
+        draw.line(line, fill=255, width=round(2 * radius), joint="curve")
+        for x, y in line:
+            draw.ellipse((x - radius, y - radius, x + radius, y + radius), fill=255)
+    return np.asarray(canvas.resize((side, side), Image.Resampling.BOX), dtype=np.float64) / 255
+
+
+def typed(text: str, rng: np.random.Generator | None = None, side: int = SIDE, bold: int = 0) -> Mask:
+    """In Pillow's own font, Aileron."""
+    canvas = Image.new("L", (side, side))
+    ImageDraw.Draw(canvas).text(
+        (side / 2, side / 2), text, fill=255, font=ImageFont.load_default(side * 0.75), anchor="mm", stroke_width=bold
+    )
+    return np.asarray(canvas, dtype=np.float64) / 255
+
+
+MASKS: dict[str, Callable[[str, np.random.Generator], Mask]] = {
+    "pen": lambda digit, rng: written(digit, rng),
+    "fine pen": lambda digit, rng: written(digit, rng, width=0.012),
+    "marker": lambda digit, rng: written(digit, rng, width=0.15),
+    "font": lambda digit, rng: typed(digit),
+    "bold font": lambda digit, rng: typed(digit, bold=4),
+}
+
+Colour = tuple[float, float, float]
+
+
+def painted(mask: Mask, ink: Colour, paper: Colour | NDArray[np.float64]) -> Image.Image:
+    levels = mask[..., None] * np.array(ink) + (1 - mask[..., None]) * np.array(paper)
+    return Image.fromarray(np.rint(np.clip(levels, 0, 1) * 255).astype(np.uint8), "RGB")
+
+
+def grey(mask: Mask, ink: float, paper: float | NDArray[np.float64]) -> Image.Image:
+    return Image.fromarray(np.rint(np.clip(mask * ink + (1 - mask) * paper, 0, 1) * 255).astype(np.uint8))
+
+
+def with_alpha(mask: Mask, ink: Colour) -> Image.Image:
+    """Nothing but ink on a transparent sheet, whose hidden colour is black as most programs leave it."""
+    solid = np.where(mask[..., None] > 0, np.array(ink), 0.0)
+    return Image.fromarray(np.rint(np.dstack([solid, mask]) * 255).astype(np.uint8), "RGBA")
+
+
+def margins(mask: Mask, side: int, left: float, top: float) -> Mask:
+    """The mask somewhere on a larger sheet."""
+    sheet = np.zeros((side, side))
+    y, x = round(top * (side - mask.shape[0])), round(left * (side - mask.shape[1]))
+    sheet[y : y + mask.shape[0], x : x + mask.shape[1]] = mask
+    return sheet
+
+
+def cropped(mask: Mask) -> Mask:
+    rows, columns = np.flatnonzero(mask.max(axis=1) > 0.5), np.flatnonzero(mask.max(axis=0) > 0.5)
+    return mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
+
+
+def scaled(mask: Mask, side: int) -> Mask:
+    image = Image.fromarray(mask.astype(np.float32)).resize((side, side), Image.Resampling.BICUBIC)
+    return np.clip(np.asarray(image, dtype=np.float64), 0, 1)
+
+
+def jpeg(picture: Image.Image, quality: int) -> Image.Image:
+    buffer = io.BytesIO()
+    picture.convert("RGB").save(buffer, "JPEG", quality=quality)
+    return Image.open(io.BytesIO(buffer.getvalue()))
+
+
+def shading(shape: tuple[int, ...], rng: np.random.Generator, low: float = 0.45, high: float = 0.9) -> NDArray[np.float64]:
+    """A lamp to one side of the paper."""
+    y, x = np.mgrid[0 : shape[0], 0 : shape[1]] / max(shape)
+    angle = rng.uniform(0, 2 * np.pi)
+    slope = np.cos(angle) * x + np.sin(angle) * y
+    return low + (high - low) * (slope - slope.min()) / np.ptp(slope)
+
+
+def _photo(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    mask = np.asarray(Image.fromarray((mask * 255).astype(np.uint8)).rotate(rng.uniform(-6, 6)), dtype=np.float64) / 255
+    mask = margins(mask, 420, *rng.uniform(0.2, 0.8, size=2))
+    light = shading(mask.shape, rng)
+    levels = light * (1 - 0.75 * mask) + rng.normal(0, 0.025, mask.shape)
+    tinted = np.clip(levels[..., None] * np.array([1.0, 0.96, 0.86]), 0, 1)
+    picture = Image.fromarray((tinted * 255).astype(np.uint8), "RGB").filter(ImageFilter.GaussianBlur(1.2))
+    return jpeg(picture, 60)
+
+
+def _shadow(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    y, x = np.mgrid[0 : mask.shape[0], 0 : mask.shape[1]] / max(mask.shape)
+    edge = np.clip((x + rng.uniform(-0.5, 0.5) * y - rng.uniform(0.3, 0.7)) * 15, 0, 1)
+    light = 0.5 + 0.4 * edge
+    return grey(np.zeros_like(mask), 0, light * (1 - 0.8 * mask) + rng.normal(0, 0.015, mask.shape))
+
+
+def _squared(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    paper = np.full((*mask.shape, 3), 0.96)
+    step = mask.shape[0] // 6
+    for line in range(step // 2, mask.shape[0], step):
+        paper[line : line + 2] = paper[:, line : line + 2] = (0.72, 0.82, 0.93)
+    return painted(mask, (0.1, 0.1, 0.45), paper)
+
+
+def _dusty(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """A one-bit scan: what the scanner made of dust, in both colours."""
+    flips = rng.random(mask.shape) < 0.01
+    return Image.fromarray(((mask < 0.5) ^ flips).astype(np.uint8) * 255).convert("1")
+
+
+def _sixteen_bits(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    return Image.fromarray((40_000 - 30_000 * mask).astype(np.uint16))
+
+
+STYLES: dict[str, Style] = {
+    "black on white": lambda mask, rng: grey(mask, 0.0, 1.0),
+    "white on black": lambda mask, rng: grey(mask, 1.0, 0.0),
+    "pencil": lambda mask, rng: grey(mask, 0.62, 0.8),
+    "blue on yellow": lambda mask, rng: painted(mask, (0.1, 0.2, 0.7), (0.98, 0.93, 0.4)),
+    "red on green, equally bright": lambda mask, rng: painted(mask, (0.9, 0.2, 0.2), (0.2, 0.555, 0.2)),
+    "chalk": lambda mask, rng: painted(
+        mask * rng.uniform(0.6, 1.0, mask.shape), (0.95, 0.95, 0.9), rng.normal(0.2, 0.03, (*mask.shape, 1)) * [0.6, 1.2, 0.8]
+    ),
+    "gradient": lambda mask, rng: grey(mask, 0.1, shading(mask.shape, rng)),
+    "shadow": _shadow,
+    "photo": _photo,
+    "noise": lambda mask, rng: grey(mask, 0.2, rng.normal(0.75, 0.08, mask.shape)),
+    "jpeg": lambda mask, rng: jpeg(grey(mask, 0.1, 0.9), 15),
+    "squared paper": _squared,
+    "dusty scan": _dusty,
+    "black on transparent": lambda mask, rng: with_alpha(mask, (0, 0, 0)),
+    "white on transparent": lambda mask, rng: with_alpha(mask, (1, 1, 1)),
+    "red on transparent": lambda mask, rng: with_alpha(mask, (0.9, 0.1, 0.1)),
+    "palette": lambda mask, rng: painted(mask, (0.6, 0.0, 0.4), (0.9, 0.95, 1.0)).quantize(16),
+    "16 bits": _sixteen_bits,
+    "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
+    "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
+    "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),
+    "huge": lambda mask, rng: grey(scaled(mask, 3000), 0.1, 0.95),
+    "28 pixels": lambda mask, rng: grey(scaled(mask, 28), 0.0, 1.0),
+    "16 pixels": lambda mask, rng: grey(scaled(mask, 16), 1.0, 0.0),
+    "wide banner": lambda mask, rng: grey(np.pad(mask, ((0, 0), (300, 500))), 0.0, 1.0),
+}
+
+
+def encoded(picture: Image.Image, form: str = "PNG", **options: object) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, form, **options)
+    return buffer.getvalue()
