@@ -19,14 +19,14 @@ from service.routes import health, inference_protocol, models, predict, reconstr
 from service.settings import Settings
 from service.state import Service
 
-LARGE_JOBS = 32  # large pictures in work or waiting
+HELD_BODIES = 16  # of the largest size, or more of smaller ones, wait for a thread to decode them
 
 
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
     metrics = Metrics()
     serving = Catalogue(catalogue.load(settings) if nets is None else nets, settings, metrics)
-    crew = Crew(settings.threads or cpus.available(), LARGE_JOBS)
+    crew = Crew(settings.threads or cpus.available(), settings.max_queue, HELD_BODIES * settings.max_body)
     app = FastAPI(title="capserve", version=version("capserve"), summary="Capsule Networks as a service", lifespan=_lifespan)
     app.state.service = Service(settings, serving, metrics, crew)
     app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving)

@@ -185,7 +185,10 @@ class Catalogue:
         """Warms every model up, then looks after those that failed; until it is cancelled."""
         for served in self:
             served.start()
-            await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
+            try:
+                await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
+            except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
+                served.failed(error)
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
         while True:

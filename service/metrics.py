@@ -33,7 +33,7 @@ TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' refe
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-disable_created_metrics()  # a series for each series, to say when it began
+disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
 
 
 class Metrics:

@@ -10,7 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from service.errors import Busy, KeyWanted, ServiceError
+from service.errors import Busy, KeyWanted, ServiceError, TooSlow
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
@@ -26,6 +26,8 @@ def of(error: ServiceError) -> Response:
     headers = {}
     if isinstance(error, Busy):
         headers["Retry-After"] = str(error.retry_after)
+    if isinstance(error, TooSlow):
+        headers["Connection"] = "close"
     if isinstance(error, KeyWanted):
         headers["WWW-Authenticate"] = 'Bearer, Basic realm="capserve: any user, the key as password"'
     return problem(error.status, error.title, error.detail, headers)

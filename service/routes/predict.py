@@ -22,8 +22,9 @@ from service.visit import Visit
 
 router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 
-SMALL_BYTES = 1 << 16
-SMALL_PIXELS = 1 << 16  # decoded on the event loop: sooner done than handed to a thread
+# Decoded on the event loop, since that is sooner done than handed to a thread.
+SMALL_BYTES = 1 << 13
+SMALL_PIXELS = 1 << 12
 
 BINARY = {"schema": {"type": "string", "format": "binary"}}
 BASE64 = {"type": "string", "format": "byte"}
@@ -90,7 +91,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
             return _decoded(data, SMALL_PIXELS, served, query)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query))
+    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), holds=len(data))
 
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:

@@ -1,0 +1,135 @@
+"""Everything that can be wrong with a request: each gets its 4xx and a sentence, and the server goes on."""
+
+from __future__ import annotations
+
+import socket
+import struct
+import zlib
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from PIL import Image
+
+from service.engine import CapsNet
+from tests.service.conftest import drawn, encoded, serving, settings
+
+LIMIT = 200_000
+
+
+@pytest.fixture(scope="module")
+def small(nets: dict[str, CapsNet]) -> Iterator[httpx.Client]:
+    """A server with small limits."""
+    with serving(settings(max_body=LIMIT, max_pixels=1_000_000, patience=0.5, max_images=3), nets) as client:
+        yield client
+
+
+def bomb(side: int = 20_000) -> bytes:
+    """A PNG of side times side black pixels in a few kilobytes."""
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+
+    packer = zlib.compressobj(9)
+    lines = b"".join(packer.compress(bytes(side + 1)) for _ in range(side // 100)) + packer.flush()
+    header = struct.pack(">IIBBBBB", side, side, 8, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", lines) + chunk(b"IEND", b"")
+
+
+def refused(answer: httpx.Response, status: int) -> str:
+    assert answer.status_code == status, answer.text
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    said = answer.json()
+    assert said["status"] == status
+    assert "Traceback" not in answer.text
+    return str(said["detail"])
+
+
+PICTURES = {
+    "empty": (b"", 422),
+    "not an image": (b"hello", 415),
+    "TIFF renamed": (encoded(drawn("7"), "TIFF"), 415),
+    "GIF": (encoded(drawn("7"), "GIF"), 415),
+    "truncated": (encoded(drawn("7"))[:200], 422),
+    "signature alone": (b"\x89PNG\r\n\x1a\n", 422),
+    "too many pixels": (bomb(), 413),
+}
+
+
+@pytest.mark.parametrize(("data", "status"), PICTURES.values(), ids=PICTURES)
+def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -> None:
+    assert refused(small.post("/predict", content=data, headers={"Content-Type": "image/png"}), status)
+    assert refused(small.post("/predict", files={"file": data}), status)
+
+
+def test_the_smallest_picture_is_no_digit(small: httpx.Client) -> None:
+    answer = small.post("/predict", files={"file": encoded(Image.new("L", (1, 1)))})
+    assert answer.json()["verdict"] == "not_a_digit"
+
+
+def test_a_body_over_the_limit_is_not_read_whether_announced_or_not(small: httpx.Client) -> None:
+    def unannounced() -> Iterator[bytes]:
+        for _ in range(20):
+            yield bytes(LIMIT // 10)
+
+    assert "200,000" in refused(small.post("/predict", content=bytes(LIMIT + 1), headers={"Content-Type": "image/png"}), 413)
+    assert "200,000" in refused(small.post("/predict", content=unannounced(), headers={"Content-Type": "image/png"}), 413)
+
+
+BODIES = {
+    "form": ("application/x-www-form-urlencoded", b"file=1", 415),
+    "text": ("text/plain", b"7", 415),
+    "no boundary": ("multipart/form-data", b"--x\r\n\r\n--x--", 400),
+    "no closing boundary": (
+        "multipart/form-data; boundary=x",
+        b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc',
+        400,
+    ),
+    "part without headers": ("multipart/form-data; boundary=x", b"--x\r\nabc\r\n--x--\r\n", 400),
+    "part without name": ("multipart/form-data; boundary=x", b"--x\r\nContent-Type: image/png\r\n\r\nabc\r\n--x--\r\n", 400),
+    "another field": (
+        "multipart/form-data; boundary=x",
+        b'--x\r\nContent-Disposition: form-data; name="f"\r\n\r\na\r\n--x--',
+        400,
+    ),
+    "no parts": ("multipart/form-data; boundary=x", b"--x--\r\n", 400),
+    "not JSON": ("application/json", b"{", 400),
+    "deep JSON": ("application/json", b"[" * 100_000, 400),
+    "JSON list": ("application/json", b"[]", 400),
+    "no image": ("application/json", b"{}", 400),
+    "image is a number": ("application/json", b'{"image": 7}', 400),
+    "not base64": ("application/json", b'{"image": "a*b"}', 400),
+    "not UTF-8": ("application/json", b'{"image": "\xff"}', 400),
+}
+
+
+@pytest.mark.parametrize(("kind", "content", "status"), BODIES.values(), ids=BODIES)
+def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: bytes, status: int) -> None:
+    assert refused(small.post("/predict", content=content, headers={"Content-Type": kind}), status)
+
+
+def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes) -> None:
+    assert "1 to 3" in refused(small.post("/predict/batch", files=[("file", seven)] * 4), 400)
+    assert "1 to 3" in refused(small.post("/predict/batch", json={"images": []}), 400)
+    assert "/predict/batch" in refused(small.post("/predict", files=[("file", seven)] * 2), 400)
+
+
+def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:
+    assert "'auto' or 'none'" in refused(small.post("/predict?normalise=yes", files={"file": seven}), 422)
+    assert "colour" in refused(small.post("/predict?colour=red", files={"file": seven}), 422)
+    assert "tiny" in refused(small.post("/predict?model=resnet", files={"file": seven}), 404)
+
+
+def test_paths_and_methods_that_are_not_there(small: httpx.Client) -> None:
+    assert "/docs" in refused(small.get("/nowhere"), 404)
+    answer = small.get("/predict")
+    assert refused(answer, 405)
+    assert answer.headers["Allow"] == "POST"
+
+
+def test_a_slow_sender_is_not_waited_for(small: httpx.Client) -> None:
+    host, port = small.base_url.host, small.base_url.port
+    with socket.create_connection((host, port), timeout=5) as connection:
+        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nab")
+        answer = b"".join(iter(lambda: connection.recv(1000), b""))
+        assert answer.startswith(b"HTTP/1.1 408")
