@@ -9,7 +9,7 @@ from importlib.metadata import version
 
 from fastapi import FastAPI
 
-from service import catalogue, cpus, problems
+from service import catalogue, cpus, openapi, problems
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.engine import CapsNet
@@ -34,6 +34,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) ->
         app.add_exception_handler(error, handler)
     for routes in (predict, reconstruct, models, inference_protocol, health):
         app.include_router(routes.router)
+    app.openapi = openapi.documented(app, serving.get(None))  # type: ignore[method-assign]
     return app
 
 

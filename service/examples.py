@@ -1,0 +1,45 @@
+"""Examples for /docs that really work: made by the default model from its own prototypes when the page is first asked for."""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from service import answer, images, pose
+from service.catalogue import Served
+from service.pose import Pose
+
+FROM, TO = 1, 0  # of the classes from the end: 8 and 9 where there are digits
+DIM, DELTA = 3, 0.05
+
+
+def add(document: dict[str, Any], served: Served) -> None:
+    """Puts requests and their true answers into an OpenAPI document."""
+    manifest, net = served.manifest, served.net
+    start, end = (len(manifest.classes) - 1 - back for back in (FROM, TO))
+    prototypes = np.array(manifest.prototypes, np.float32)
+    picture = net.reconstruct(prototypes[start : start + 1], np.array([start]))
+    seen = net.perceive(picture, np.array([True]))
+    said = answer.prediction(manifest, seen, 0, drawings=True)
+    sent = base64.b64encode(images.png(picture[0])).decode()
+    tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
+    paths = document["paths"]
+    _body(paths["/predict"]["post"], {"image": sent}, said)
+    _body(paths["/predict/batch"]["post"], {"images": [sent]}, {"model": manifest.name, "predictions": [said]})
+    moved = {"pose": tokens[0], "dim": [min(DIM, manifest.pose_size - 1)], "delta": [DELTA]}
+    _query(paths["/reconstruct"]["get"], moved)
+    _query(paths["/reconstruct/sweep"]["get"], {"pose": tokens[0]})
+    _query(paths["/reconstruct/morph"]["get"], {"from": tokens[0], "to": tokens[1]})
+
+
+def _body(operation: dict[str, Any], sent: Any, said: Any) -> None:
+    operation["requestBody"]["content"]["application/json"]["example"] = sent
+    operation["responses"]["200"]["content"]["application/json"]["example"] = said
+
+
+def _query(operation: dict[str, Any], values: dict[str, Any]) -> None:
+    for parameter in operation["parameters"]:
+        if parameter["name"] in values:
+            parameter["example"] = values[parameter["name"]]

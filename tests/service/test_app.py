@@ -1,0 +1,144 @@
+"""What holds for every route: key, problem+json, OpenAPI, request ids, logs, and no torch."""
+
+from __future__ import annotations
+
+import base64
+import json
+import logging
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+
+import httpx
+import pytest
+
+from service import logs
+from service.engine import CapsNet
+from tests.service.conftest import serving, settings
+
+KEY = "correct horse"
+
+
+def test_it_imports_without_torch_onnx_and_training() -> None:
+    blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'onnx', 'training')))\n"
+    code = blocked + "import service.app, service.server, service.__main__; print('imported')"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "imported\n"
+
+
+def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, CapsNet], seven: bytes) -> None:
+    with serving(settings(api_key=KEY), nets) as client:
+        for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
+            assert client.get(path).status_code == 200
+        for path in ("/models", "/docs", "/openapi.json", "/reconstruct", "/v2", "/nowhere"):
+            answer = client.get(path)
+            assert answer.status_code == 401
+            assert "X-API-Key" in answer.json()["detail"]
+            assert "Bearer" in answer.headers["WWW-Authenticate"]
+        assert client.post("/predict", files={"file": seven}).status_code == 401
+        assert client.get("/models", headers={"X-API-Key": KEY[:-1]}).status_code == 401
+        assert client.get("/models", headers={"X-API-Key": "naïve".encode()}).status_code == 401
+        assert client.get("/models", headers={"Authorization": "Basic !"}).status_code == 401
+        basic = base64.b64encode(f"anyone:{KEY}".encode()).decode()
+        for header in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}, {"Authorization": f"basic {basic}"}):
+            assert client.get("/models", headers=header).status_code == 200
+        assert client.get("/reconstruct", headers={"X-API-Key": KEY}).headers["Cache-Control"].startswith("private")
+
+
+def test_a_fault_of_our_own_is_a_500_without_a_traceback(
+    nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("a secret")
+
+    monkeypatch.setattr("service.routes.models._summary", broken)
+    with serving(settings(), nets) as client:
+        answer = client.get("/models")
+    assert answer.status_code == 500
+    assert answer.headers["Content-Type"] == "application/problem+json"
+    assert answer.headers["X-Request-ID"] in answer.json()["detail"]
+    assert "secret" not in answer.text
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_failing_model_is_not_ready_until_it_works_again(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
+) -> None:
+    with serving(settings(), nets) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(nets["tiny"].encoder), "run", _raise)
+            answer = client.post("/predict", files={"file": seven})
+            assert (answer.status_code, answer.json()["title"]) == (503, "the model failed")
+            assert "Retry-After" in answer.headers
+            assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
+            for _ in range(4):
+                client.post("/predict", files={"file": seven})
+            assert client.get("/healthz").status_code == 503
+            assert 'capserve_model_failures_total{model="tiny"}' in client.get("/metrics").text
+        _until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
+        assert client.get("/healthz").status_code == 200
+
+
+def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    assert {"/predict", "/predict/batch", "/reconstruct", "/reconstruct/sweep", "/reconstruct/morph", "/models"} <= paths.keys()
+    sent = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["example"]
+    promised = paths["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
+    answer = client.post("/predict", json=sent).json()
+    assert answer["label"] == promised["label"]
+    assert answer["objects"][0].keys() == promised["objects"][0].keys()
+    for path in ("/reconstruct", "/reconstruct/sweep", "/reconstruct/morph"):
+        parameters = paths[path]["get"]["parameters"]
+        query = {each["name"]: each["example"] for each in parameters if "example" in each}
+        assert query
+        assert client.get(path, params=query).headers["Content-Type"] == "image/png"
+    assert "application/problem+json" in paths["/predict"]["post"]["responses"]["422"]["content"]
+    assert "Problem" in document["components"]["schemas"]
+    assert client.get("/docs").status_code == 200
+
+
+def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str) -> None:
+    with serving(settings(), nets) as client, _logging("json", "debug"):
+        client.get("/reconstruct", params={"pose": token}, headers={"X-Request-ID": "first"})
+        client.get("/reconstruct", params={"pose": "x" + token}, headers={"X-Request-ID": "second"})
+    lines = capfd.readouterr().err.splitlines()
+    written = "\n".join(line for line in lines if '"logger": "http' not in line)  # the client's own
+    said = {line["request_id"]: line for line in map(json.loads, written.splitlines()) if "route" in line}
+    assert (said["first"]["route"], said["first"]["status"], said["first"]["level"]) == ("/reconstruct", 200, "debug")
+    assert (said["second"]["status"], said["second"]["level"]) == (422, "info")
+    assert token not in written
+
+
+def test_console_logs_are_for_people() -> None:
+    record = logging.LogRecord("x", logging.INFO, "", 0, "hello", (), None)
+    assert logs.Console().format(record).endswith("INFO    - hello")
+
+
+class _logging:
+    """Our handler on the root, and pytest's back afterwards."""
+
+    def __init__(self, form: str, level: str) -> None:
+        self.form, self.level = form, level
+
+    def __enter__(self) -> None:
+        root = logging.getLogger()
+        self.before = root.handlers[:], root.level
+        root.handlers = []
+        logs.configure(self.form, self.level)  # type: ignore[arg-type]
+
+    def __exit__(self, *_: object) -> None:
+        root = logging.getLogger()
+        root.handlers, level = self.before
+        root.setLevel(level)
+
+
+def _raise(*_: object) -> None:
+    raise RuntimeError("CUDA error 700")
+
+
+def _until(true: Callable[[], bool], seconds: float = 5) -> None:
+    until = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < until
+        time.sleep(0.05)

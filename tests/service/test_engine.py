@@ -1,0 +1,139 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import onnxruntime as ort
+import pytest
+
+from service import bundle, cpus, engine, sessions
+from service.bundle import BundleError
+from service.engine import CapsNet, perturb
+from service.errors import StartError
+from tests.service.conftest import TINY
+
+CPU = {"threads": 1, "cuda_memory": 1, "cuda_graphs": False}
+
+
+def test_pictures_of_its_own_prototypes_are_recognised(net: CapsNet) -> None:
+    drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
+    seen = net.perceive(drawings, np.ones(10, bool))
+    assert (seen.winners[:, 0] == np.arange(10)).sum() >= 9  # a mean pose is no real picture's
+    np.testing.assert_allclose(seen.lengths, np.linalg.norm(seen.capsules, axis=2), atol=1e-3)
+    assert (seen.errors < 0.02).all()
+    assert seen.present.all()
+
+
+def test_a_picture_means_the_same_alone_and_in_company(net: CapsNet) -> None:
+    drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
+    together = net.perceive(drawings, np.ones(10, bool))
+    for row in range(10):
+        alone = net.perceive(drawings[row : row + 1], np.ones(1, bool))
+        np.testing.assert_allclose(alone.lengths[0], together.lengths[row], atol=2e-3)
+        np.testing.assert_allclose(alone.drawings[0], together.drawings[row], atol=2e-2)
+
+
+def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
+    drawings = net.reconstruct(np.float32(net.manifest.prototypes)[:3], np.arange(3))
+    seen = net.perceive(drawings, np.array([True, False, True]))
+    np.testing.assert_array_equal(np.isnan(seen.errors), [False, True, False])
+    assert not seen.drawings[1].any()
+    assert seen.drawings[2].any()
+
+
+def test_perturb_moves_one_or_all_poses() -> None:
+    pose = np.zeros(4, np.float32)
+    np.testing.assert_allclose(perturb(pose, [1, 3, 1], [0.5, -0.25, 0.5]), [0, 1, 0, -0.25])
+    np.testing.assert_allclose(perturb(np.zeros((2, 4), np.float32), [2], [0.1]), [[0, 0, 0.1, 0]] * 2)
+    assert not pose.any()
+
+
+def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bundle.read(TINY)
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    for variant in ("fp32", "int8"):
+        assert engine.load(made, variant, device).variant == variant  # type: ignore[arg-type]
+    for vnni, expected in ((True, "int8"), (False, "fp32")):
+        monkeypatch.setattr(cpus, "multiplies_int8", lambda vnni=vnni: vnni)
+        assert engine.load(made, "auto", device).variant == expected
+
+
+def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
+    made = bundle.read(TINY)
+    files = {name: value for name, value in made.manifest.files.items() if name != "encoder.int8.onnx"}
+    without = bundle.Bundle(TINY, made.manifest.model_copy(update={"files": files}))
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    with pytest.raises(StartError, match="has only fp32"):
+        engine.load(without, "int8", device)
+    assert engine.load(without, "auto", device).variant == "fp32"
+
+
+def test_a_graph_that_onnx_runtime_does_not_open_is_a_broken_bundle(tmp_path: Path) -> None:
+    made = bundle.read(TINY)
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    broken = tmp_path / "encoder.onnx"
+    broken.write_bytes(b"nonsense")
+    with pytest.raises(BundleError, match=r"encoder\.onnx: expected a graph"):
+        device.open(broken, bundle.ENCODER, made.manifest)
+    with pytest.raises(BundleError, match="inputs of"):
+        device.open(made.decoder, bundle.ENCODER, made.manifest)
+
+
+# Without a GPU there are three ways for CUDA not to work. `cuda` starts in none of them, `auto` says so and goes on.
+
+
+def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
+    if sessions.CUDA in ort.get_available_providers():
+        pytest.skip("this is the CUDA package")
+    probe = TINY / "encoder.onnx"
+    with pytest.raises(StartError, match=r"no CUDAExecutionProvider.*capserve\[gpu\]"):
+        sessions.device("cuda", probe=probe, **CPU)  # type: ignore[arg-type]
+    caplog.set_level("INFO")
+    assert sessions.device("auto", probe=probe, **CPU).provider == sessions.CPU  # type: ignore[arg-type]
+    assert "running on the CPU" in caplog.text
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """The package has it, the machine has not: a real session is asked for and fails."""
+    if sessions.CUDA in ort.get_available_providers():
+        pytest.skip("this is the CUDA package")
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    with pytest.raises(StartError, match=r"CUDA does not run encoder\.onnx"):
+        sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
+    assert sessions.device("auto", probe=TINY / "encoder.onnx", **CPU).provider == sessions.CPU  # type: ignore[arg-type]
+    assert "WARNING" in caplog.text
+
+
+def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ONNX Runtime has been seen to give a CPU session without an error."""
+    opened = ort.InferenceSession(TINY / "encoder.onnx", providers=[sessions.CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    monkeypatch.setattr(ort, "InferenceSession", lambda *_, **__: opened)
+    with pytest.raises(StartError, match="CPUExecutionProvider did"):
+        sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
+
+
+def test_threads_are_what_cgroup_and_affinity_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    quota = tmp_path / "cpu.max"
+    monkeypatch.setattr(cpus, "CGROUP_V2", quota)
+    monkeypatch.setattr(cpus, "CGROUP_V1", (tmp_path / "quota", tmp_path / "period"))
+    monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: set(range(8)))
+    for written, expected in (("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("6400000 100000", 8)):
+        quota.write_text(written)
+        assert cpus.available() == expected
+    quota.unlink()
+    assert cpus.available() == 8
+    (tmp_path / "quota").write_text("150000\n")
+    (tmp_path / "period").write_text("100000\n")
+    assert cpus.available() == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("flags\t\t: fpu avx512_vnni", True), ("Features\t: asimd asimddp", True), ("flags\t\t: fpu avx2", False), ("", False)],
+)
+def test_int8_is_for_processors_that_multiply_it(tmp_path: Path, text: str, expected: bool) -> None:
+    (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\n")
+    assert cpus.multiplies_int8(tmp_path / "cpuinfo") is expected
+    assert cpus.multiplies_int8(tmp_path / "nowhere") is False
