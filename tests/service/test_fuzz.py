@@ -1,0 +1,130 @@
+"""Whatever is sent, nothing is a 500: what hypothesis makes of pictures, and what schemathesis makes of our own OpenAPI."""
+
+import contextlib
+import json
+from io import BytesIO
+
+import httpx
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from hypothesis.errors import Unsatisfiable
+from PIL import Image
+from schemathesis.checks import not_a_server_error
+
+from tests.service.conftest import drawn, encoded
+
+# One server for all examples, and as many examples as a test run has time for.
+often = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "ICO", "PPM")
+TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "application/octet-stream", "text/plain", "")
+WHOLE = [encoded(drawn("7", 40).convert("P" if kind == "GIF" else "RGB"), kind) for kind in KINDS]
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> bytes:
+    """A picture file with some bytes changed, and perhaps cut short."""
+    data = bytearray(draw(st.sampled_from(WHOLE)))
+    for _ in range(draw(st.integers(0, 6))):
+        data[draw(st.integers(0, min(len(data), 400) - 1))] = draw(st.integers(0, 255))
+    return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
+
+
+def answered(response: httpx.Response) -> None:
+    assert response.status_code < 500, (response.status_code, response.text)
+    if response.status_code >= 400:
+        problem = response.json()
+        assert response.headers["content-type"] == "application/problem+json"
+        assert problem["status"] == response.status_code
+        assert problem["detail"]
+        assert "Traceback" not in response.text
+
+
+@pytest.fixture(scope="module")
+def fuzzed(server: str):
+    with httpx.Client(base_url=server, timeout=20) as client:
+        yield client
+
+
+@often
+@given(damaged() | st.binary(max_size=300), st.sampled_from(TYPES))
+def test_raw_bodies(fuzzed: httpx.Client, data: bytes, kind: str):
+    answered(fuzzed.post("/predict", content=data, headers={"content-type": kind}))
+
+
+@often
+@given(st.lists(damaged() | st.binary(max_size=50), max_size=3))
+def test_uploads(fuzzed: httpx.Client, files: list[bytes]):
+    answered(fuzzed.post("/predict/batch", files=[("file", ("x.png", data)) for data in files]))
+
+
+@often
+@given(st.binary(max_size=200), st.text("ab-'()+_,./:=?", max_size=20))
+def test_broken_multipart(fuzzed: httpx.Client, middle: bytes, boundary: str):
+    body = b"--" + boundary.encode() + b"\r\n" + middle + b"\r\n--" + boundary.encode() + b"--\r\n"
+    answered(fuzzed.post("/predict", content=body, headers={"content-type": f"multipart/form-data; boundary={boundary}"}))
+
+
+ANYTHING = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["image", "images", "x"]), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@often
+@given(ANYTHING | st.binary(max_size=50), st.sampled_from(["/predict", "/predict/batch", "/v2/models/tiny/infer"]))
+def test_any_json(fuzzed: httpx.Client, value: object, path: str):
+    content = value if isinstance(value, bytes) else json.dumps(value).encode()
+    answered(fuzzed.post(path, content=content, headers={"content-type": "application/json"}))
+
+
+NUMBERS = st.floats() | st.integers(-3, 20) | st.sampled_from(["", "nan", "1e999", "٣", "0x1", " 1 "])
+
+
+@often
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["dim", "delta", "label", "pose", "size", "as_label", "low", "high", "steps", "from", "to", "model"]),
+            NUMBERS | st.text(max_size=12),
+        ),
+        max_size=6,
+    ),
+    st.sampled_from(["/reconstruct", "/reconstruct/sweep", "/reconstruct/morph"]),
+)
+def test_any_query(fuzzed: httpx.Client, query: list, path: str):
+    answered(fuzzed.get(path, params=query))
+
+
+@often
+@given(st.binary(max_size=80), st.text(max_size=10))
+def test_any_path(fuzzed: httpx.Client, raw: bytes, text: str):
+    quoted = "".join(f"%{byte:02x}" for byte in raw)
+    for path in (f"/models/{quoted}", f"/v2/models/{quoted}/versions/{quoted}", f"/{quoted}"):
+        answered(fuzzed.get(path))
+
+
+@pytest.mark.parametrize("side", [(20_000, 20_000), (60_000, 500), (1, 1), (1, 3_000)])
+def test_picture_sizes_nobody_meant(fuzzed: httpx.Client, side: tuple[int, int]):
+    buffer = BytesIO()
+    Image.new("1", side).save(buffer, "PNG")
+    answered(fuzzed.post("/predict", content=buffer.getvalue(), headers={"content-type": "image/png"}))
+
+
+def test_our_own_openapi(server: str):
+    """Every operation, with what its schema allows and what it does not."""
+    operations = [each.ok() for each in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations()]
+    assert len(operations) > 10
+    for operation in operations:
+        for mode in schemathesis.GenerationMode:
+
+            @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+            @given(operation.as_strategy(generation_mode=mode))
+            def sent(case: schemathesis.Case) -> None:
+                case.call_and_validate(checks=[not_a_server_error])
+
+            with contextlib.suppress(Unsatisfiable):  # an operation without parameters has no wrong ones
+                sent()
