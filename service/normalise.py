@@ -7,8 +7,10 @@ One that already is made so is recognised and left alone.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
-from PIL import Image, ImageFilter
+from PIL import Image
 
 from service.blots import Array, stroke_width
 from service.ink import ink_of
@@ -16,6 +18,8 @@ from service.ink import ink_of
 BOX = 20 / 28  # of the frame's side: the longer side of the digit
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
 FINE = 5  # the digit's strokes are judged and mended at so many times the final size
+
+BLOCKY = 1024  # pixels of the longer side; where pictures are larger nobody would have repeated pixels
 
 # Widths of strokes in final pixels. Nearly all of MNIST's lie between these; others are drawn to the nearer.
 THINNEST, THICKEST = 2.0, 2.8
@@ -25,23 +29,40 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
     """(C, H, W) in [0, 1] with nothing changed but the number format; what is transparent is black."""
     if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion clips at 255 in place of scaling
         grey = np.asarray(picture, dtype=np.float32)[None] / 65535
-        return np.repeat(np.clip(grey, 0.0, 1.0), channels, axis=0).astype(np.float32)
+        return np.asarray(np.repeat(np.clip(grey, 0.0, 1.0), channels, axis=0), dtype=np.float32)
     if picture.mode not in ("1", "L", "RGB"):
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "black"), picture)
-    levels = np.asarray(picture.convert("L" if channels == 1 else "RGB"), dtype=np.float32)
+    levels = np.array(picture.convert("L" if channels == 1 else "RGB"), dtype=np.float32)
     levels *= np.float32(1 / 255)
-    return levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))
+    planes: Array = levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))
+    return planes
 
 
 def normalise(picture: Image.Image, height: int, width: int) -> Array:
     """(H, W) in [0, 1]; black where there is nothing to be seen."""
-    if picture.size == (width, height) and picture.mode in ("1", "L", "RGB", "P"):
-        grey = pixels(picture)[0]
-        for image in (grey, 1 - grey):
+    if picture.size != (width, height):
+        picture = _unblocked(picture)
+    if picture.size == (width, height):
+        grey: Array = pixels(picture)[0]
+        negative: Array = 1 - grey
+        for image in (grey, negative):
             if _as_trained(image):
                 return image
     return _framed(_mended(ink_of(picture), BOX * min(height, width)), height, width)
+
+
+def _unblocked(picture: Image.Image) -> Image.Image:
+    """A picture enlarged by repeating its pixels, as it was before: the corners of the blocks are not the writer's."""
+    if picture.mode not in ("1", "L", "RGB") or max(picture.size) > BLOCKY:
+        return picture
+    levels = np.asarray(picture)
+    block = math.gcd(*picture.size)
+    for lines in (levels, levels.swapaxes(0, 1)):
+        flat = lines.reshape(len(lines), -1)
+        edges = 1 + np.flatnonzero((flat[1:] != flat[:-1]).any(axis=1))
+        block = int(np.gcd.reduce(edges, initial=block))
+    return Image.fromarray(levels[::block, ::block]) if block > 1 else picture
 
 
 def _as_trained(image: Array) -> bool:
@@ -49,42 +70,51 @@ def _as_trained(image: Array) -> bool:
     height, width = image.shape
     if image[0, 0] > 0:  # of two polarities one ends here
         return False
-    rows, columns = np.flatnonzero(image.any(axis=1)), np.flatnonzero(image.any(axis=0))
+    down, across = image.sum(axis=1), image.sum(axis=0)
+    rows, columns = np.flatnonzero(down), np.flatnonzero(across)
     if not len(rows):
         return False
-    if abs(max(rows[-1] - rows[0], columns[-1] - columns[0]) + 1 - BOX * min(height, width)) > 1:
+    if abs(1 + int(max(rows[-1] - rows[0], columns[-1] - columns[0])) - BOX * min(height, width)) > 1:
         return False
-    y, x = _centre(image)
-    return abs(y - height / 2) < CENTRED and abs(x - width / 2) < CENTRED
+    return abs(_middle(down) - height / 2) < CENTRED and bool(abs(_middle(across) - width / 2) < CENTRED)
 
 
-def _centre(image: Array) -> tuple[float, float]:
-    """Of mass, as index of a pixel: a frame of 28 has its middle at 14, as the training set's authors counted."""
-    down, across = image.sum(axis=1), image.sum(axis=0)
-    mass = float(down.sum())
-    return float(down @ np.arange(len(down))) / mass, float(across @ np.arange(len(across))) / mass
+def _middle(mass: Array) -> float:
+    """Its centre as index of a pixel: a frame of 28 has its middle at 14, as the training set's authors counted."""
+    return float(mass @ np.arange(len(mass), dtype=np.float32)) / float(mass.sum())
 
 
 def _mended(ink: Array, box: float) -> Array:
     """The digit alone, fitted into the box, its strokes of a width the network has seen."""
-    rows, columns = np.flatnonzero(ink.max(axis=1) > 0.5), np.flatnonzero(ink.max(axis=0) > 0.5)
-    if not len(rows):
-        return ink[:0, :0]
-    ink = ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    scale = FINE * box / max(ink.shape)
-    fine = _resized(np.pad(ink, 1), scale)
+    digit = _cropped(ink)
+    if not digit.size:
+        return digit
+    fine = _resized(np.pad(digit, 1), FINE * box / max(digit.shape))
     stroke = stroke_width(fine) / FINE
-    missing = THINNEST - stroke if stroke < THINNEST else min(0.0, THICKEST - stroke)
-    reach = round(abs(missing) * FINE / 2)
+    wanted = min(max(stroke, THINNEST), THICKEST)
+    reach = round(abs(wanted - stroke) * FINE / 2)
     if reach:
-        mended = Image.fromarray(np.pad(fine * 255, reach).astype(np.uint8))
-        kind = ImageFilter.MaxFilter if missing > 0 else ImageFilter.MinFilter
-        fine = np.asarray(mended.filter(kind(2 * reach + 1)), dtype=np.float32) / 255
-        rows, columns = np.flatnonzero(fine.max(axis=1) > 0.5), np.flatnonzero(fine.max(axis=0) > 0.5)
-        if not len(rows):
-            return ink[:0, :0]
-        fine = fine[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
-    return _resized(fine, box / max(fine.shape))
+        fine = _extremes(fine, reach, np.maximum if wanted > stroke else np.minimum)
+    fine = _cropped(fine)
+    return _resized(fine, box / max(fine.shape)) if fine.size else fine
+
+
+def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:
+    """The largest or smallest value within `reach` pixels of each, black all around; Pillow's filters take far longer."""
+    image, window = np.pad(image, 2 * reach), 2 * reach + 1
+    for _ in range(2):  # down, then across
+        seen = 1
+        while seen < window:
+            step = min(seen, window - seen)
+            image = choose(image[:-step], image[step:])
+            seen += step
+        image = image.T
+    return image
+
+
+def _cropped(ink: Array) -> Array:
+    rows, columns = np.flatnonzero(ink.max(axis=1) > 0.5), np.flatnonzero(ink.max(axis=0) > 0.5)
+    return ink[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] if len(rows) else ink[:0, :0]
 
 
 def _framed(digit: Array, height: int, width: int) -> Array:
@@ -92,9 +122,8 @@ def _framed(digit: Array, height: int, width: int) -> Array:
     frame = np.zeros((height, width), np.float32)
     if not digit.size or not digit.any():
         return frame
-    y, x = _centre(digit)
-    top = min(max(round(height / 2 - y), 0), height - digit.shape[0])
-    left = min(max(round(width / 2 - x), 0), width - digit.shape[1])
+    top = min(max(round(height / 2 - _middle(digit.sum(axis=1))), 0), height - digit.shape[0])
+    left = min(max(round(width / 2 - _middle(digit.sum(axis=0))), 0), width - digit.shape[1])
     frame[top : top + digit.shape[0], left : left + digit.shape[1]] = digit / digit.max()
     return frame
 

@@ -125,12 +125,14 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
     on_rim_of_dark, on_rim_of_bright = (
         float((line[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
     )
-    return dark if on_rim_of_dark < max(0.5, on_rim_of_bright) else bright
+    chosen: Array = dark if on_rim_of_dark < max(0.5, on_rim_of_bright) else bright
+    return chosen
 
 
 def _lamp(light: Array) -> Array:
     """How strongly each place is lit, 1 where most: in the dark, ink departs less from the paper than in the light."""
-    return (light + 0.2) / (light.max() + 0.2)
+    lamp: Array = (light + 0.2) / (light.max() + 0.2)
+    return lamp
 
 
 def _opened(values: Array, reach: int) -> Array:
