@@ -10,6 +10,7 @@ from importlib.metadata import version
 from fastapi import FastAPI
 
 from service import catalogue, cpus, openapi, problems
+from service.bodies import Bodies
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.engine import CapsNet
@@ -19,17 +20,17 @@ from service.routes import health, inference_protocol, models, predict, reconstr
 from service.settings import Settings
 from service.state import Service
 
-HELD_BODIES = 16  # of the largest size, or more of smaller ones, wait for a thread to decode them
+LARGEST_BODIES = 16  # in memory at once, or more of smaller ones
 
 
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
     metrics = Metrics()
     serving = Catalogue(catalogue.load(settings) if nets is None else nets, settings, metrics)
-    crew = Crew(settings.threads or cpus.available(), settings.max_queue, HELD_BODIES * settings.max_body)
+    crew, bodies = Crew(settings.threads or cpus.available(), settings.max_queue), Bodies(LARGEST_BODIES * settings.max_body)
     app = FastAPI(title="capserve", version=version("capserve"), summary="Capsule Networks as a service", lifespan=_lifespan)
-    app.state.service = Service(settings, serving, metrics, crew)
-    app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving)
+    app.state.service = Service(settings, serving, metrics, crew, bodies)
+    app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving, bodies=bodies)
     for error, handler in problems.HANDLERS.items():
         app.add_exception_handler(error, handler)
     for routes in (predict, reconstruct, models, inference_protocol, health):

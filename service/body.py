@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from service import multipart
+from service import multipart, state, visit
 from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
 
 HOW = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
@@ -18,16 +18,20 @@ HOW = "send it as multipart field `file` (curl -F file=@picture.png), as a raw b
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
     """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
+    bodies, seen = state.of(request).bodies, visit.of(request.scope)
     announced = request.headers.get("content-length", "0")
-    if announced.isdigit() and int(announced) > max_body:
-        raise TooLarge(_too_large(max_body))
-    chunks, size = [], 0
+    if announced.isdigit():
+        if int(announced) > max_body:
+            raise TooLarge(_too_large(max_body))
+        bodies.make_sure(int(announced))
+    chunks = []
     try:
         async with asyncio.timeout(patience):
             async for chunk in request.stream():
-                size += len(chunk)
-                if size > max_body:
+                if seen.holds + len(chunk) > max_body:
                     raise TooLarge(_too_large(max_body))
+                bodies.take(len(chunk))
+                seen.holds += len(chunk)
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None

@@ -5,6 +5,7 @@ Plain ASGI, and one layer in place of five: this runs on the hot path.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import binascii
 import hmac
@@ -14,8 +15,9 @@ import time
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import problems, visit
+from service.bodies import Bodies
 from service.catalogue import Catalogue
-from service.errors import KeyWanted
+from service.errors import Busy, KeyWanted
 from service.metrics import Metrics
 from service.problems import CLIENT_LEFT
 from service.settings import Settings
@@ -26,11 +28,12 @@ logger = logging.getLogger("service.requests")
 
 
 class Envelope:
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, catalogue: Catalogue) -> None:
+    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, catalogue: Catalogue, bodies: Bodies) -> None:
         self._app = app
         self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
         self._metrics = metrics
         self._catalogue = catalogue
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -57,6 +60,9 @@ class Envelope:
                 error = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
                 self._metrics.refused(error)
                 await problems.of(error)(scope, receive, stamped)
+        except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
+            if not status:
+                await problems.of(Busy("the server had to stop before this was finished; ask again"))(scope, receive, stamped)
         except Exception:
             logger.exception("a fault of the server's own")
             if status:
@@ -65,6 +71,7 @@ class Envelope:
                 scope, receive, stamped
             )
         finally:
+            self._bodies.release(seen.holds)
             self._close(scope, seen, status or CLIENT_LEFT)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:

@@ -69,6 +69,12 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        self.body_bytes = Gauge(
+            "capserve_body_bytes",
+            "Bytes of requests' bodies in memory.",
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.rejections = Counter(
             "capserve_rejections_total",
             "Requests not computed, by why: full, draining, late, gone, or what was wrong with them.",

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
         None, ge=1, description="CPU threads a process; what cgroup and affinity allow, shared by workers"
     )
     max_batch: int = Field(16, ge=1, description="images that run together at most")
-    max_queue: int = Field(256, ge=1, description="images that may wait for a model; more are answered 503")
+    max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")
     max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from service.bodies import Bodies
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.metrics import Metrics
@@ -18,6 +19,7 @@ class Service:
     catalogue: Catalogue
     metrics: Metrics
     crew: Crew
+    bodies: Bodies
 
 
 def of(request: Request) -> Service:

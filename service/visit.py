@@ -24,6 +24,7 @@ class Visit:
     id: str
     arrived: float = field(default_factory=time.monotonic)
     stages: dict[Stage, float] = field(default_factory=dict)  # seconds
+    holds: int = 0  # bytes of its body
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:

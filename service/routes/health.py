@@ -34,6 +34,7 @@ async def metrics(request: Request) -> Response:
     """For Prometheus. With several workers, the sum over all of them."""
     service = state.of(request)
     service.catalogue.measure()
+    service.metrics.body_bytes.set(service.bodies.held)
     return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 

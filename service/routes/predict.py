@@ -91,7 +91,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
             return _decoded(data, SMALL_PIXELS, served, query)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), holds=len(data))
+    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query))
 
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import socket
 import struct
+import time
 import zlib
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import httpx
 import pytest
@@ -13,6 +15,7 @@ from PIL import Image
 
 from service.engine import CapsNet
 from tests.service.conftest import drawn, encoded, serving, settings
+from tests.service.test_metrics import samples
 
 LIMIT = 200_000
 
@@ -133,3 +136,22 @@ def test_a_slow_sender_is_not_waited_for(small: httpx.Client) -> None:
         connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nab")
         answer = b"".join(iter(lambda: connection.recv(1000), b""))
         assert answer.startswith(b"HTTP/1.1 408")
+
+
+def test_the_sum_of_all_bodies_is_bounded_too(nets: dict[str, CapsNet], seven: bytes) -> None:
+    with serving(settings(max_body=LIMIT), nets) as client, ExitStack() as opened:
+        host, port = client.base_url.host, client.base_url.port
+        for _ in range(16):
+            connection = opened.enter_context(socket.create_connection((host, port), timeout=5))
+            head = f"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: {LIMIT}\r\n\r\n"
+            connection.sendall(head.encode() + bytes(LIMIT - 1))
+        until = time.monotonic() + 10
+        while samples(client)["capserve_body_bytes",] < 16 * (LIMIT - 1):
+            assert time.monotonic() < until
+        answer = client.post("/predict", files={"file": seven})
+        assert "memory" in refused(answer, 503)
+        assert answer.headers["Retry-After"] == "1"
+        opened.close()  # they leave, and what they sent is forgotten
+        while (answer := client.post("/predict", files={"file": seven})).status_code == 503:
+            assert time.monotonic() < until
+        assert answer.status_code == 200

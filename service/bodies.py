@@ -1,0 +1,23 @@
+"""How many bytes of requests' bodies are in memory, over all requests: what one may send is limited, and so is the sum."""
+
+from __future__ import annotations
+
+from service.errors import Busy
+
+
+class Bodies:
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self.held = 0
+
+    def take(self, size: int) -> None:
+        self.make_sure(size)
+        self.held += size
+
+    def release(self, size: int) -> None:
+        self.held -= size
+
+    def make_sure(self, size: int) -> None:
+        """Raises Busy when that many more would be too many."""
+        if self.held + size > self._most:
+            raise Busy("other requests' bodies fill the memory there is for them; ask again after the seconds in Retry-After")
