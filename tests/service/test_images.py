@@ -1,0 +1,280 @@
+"""Every kind of picture is read like any other, everything else is refused with a sentence, and PNGs come out as they should."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import tracemalloc
+import warnings
+import zlib
+from contextlib import suppress
+from io import BytesIO
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service import images
+from service.errors import NotAnImage, TooLarge, Unprocessable
+from tests import drawings
+
+LIMIT = 25_000_000
+SEVEN = drawings.written("7", np.random.default_rng(0), side=64)
+PICTURE = drawings.grey(SEVEN, 0.1, 0.9)
+
+
+def levels(picture: Image.Image) -> np.ndarray:
+    return images.prepare(picture, (1, picture.height, picture.width), normalise=False)[0]
+
+
+def interlaced(picture: Image.Image) -> bytes:
+    """Pillow writes no Adam7, so it is put together here."""
+    pixels, lines = np.asarray(picture), b""
+    for top, left, down, across in (
+        (0, 0, 8, 8),
+        (0, 4, 8, 8),
+        (4, 0, 8, 4),
+        (0, 2, 4, 4),
+        (2, 0, 4, 2),
+        (0, 1, 2, 2),
+        (1, 0, 2, 1),
+    ):
+        lines += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
+    header = struct.pack(">IIBBBBB", picture.width, picture.height, 8, 0, 0, 0, 1)
+    return png(header, zlib.compress(lines))
+
+
+def png(header: bytes, data: bytes) -> bytes:
+    chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
+    parts = (struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
+
+
+def animated(form: str) -> bytes:
+    others = [Image.new("L", PICTURE.size, 255 * (index % 2)) for index in range(3)]
+    return drawings.encoded(PICTURE, form, save_all=True, append_images=others, lossless=True)
+
+
+READ = {
+    "grey png": drawings.encoded(PICTURE),
+    "rgb png": drawings.encoded(PICTURE.convert("RGB")),
+    "palette png": drawings.encoded(PICTURE.quantize(200)),
+    "16 bits": drawings.encoded(Image.fromarray(np.asarray(PICTURE).astype(np.uint16) * 257)),
+    "interlaced png": interlaced(PICTURE),
+    "alpha": drawings.encoded(PICTURE.convert("LA")),
+    "jpeg": drawings.encoded(PICTURE, "JPEG", quality=95),
+    "progressive jpeg": drawings.encoded(PICTURE, "JPEG", quality=95, progressive=True),
+    "cmyk jpeg": drawings.encoded(PICTURE.convert("CMYK"), "JPEG", quality=95),
+    "lossy webp": drawings.encoded(PICTURE.convert("RGB"), "WEBP", quality=95),
+    "lossless webp": drawings.encoded(PICTURE.convert("RGB"), "WEBP", lossless=True),
+    "webp with alpha": drawings.encoded(PICTURE.convert("RGBA"), "WEBP", lossless=True, exact=True),
+    "bmp": drawings.encoded(PICTURE, "BMP"),
+    "rgb bmp": drawings.encoded(PICTURE.convert("RGB"), "BMP"),
+    "animated png": animated("PNG"),
+    "animated webp": animated("WEBP"),
+}
+
+
+@pytest.mark.parametrize("data", READ.values(), ids=READ.keys())
+def test_reads_every_kind_alike(data: bytes) -> None:
+    picture = images.read(data, LIMIT)
+    assert picture.size == PICTURE.size
+    assert np.abs(levels(picture) - levels(PICTURE)).mean() < 0.02
+
+
+def test_reads_one_bit() -> None:
+    picture = images.read(drawings.encoded(PICTURE.point(lambda level: 255 * (level > 128)).convert("1")), LIMIT)
+    assert set(np.unique(levels(picture))) == {0.0, 1.0}
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
+def test_turns_as_exif_says(orientation: int, form: str) -> None:
+    back = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # Image.Transpose: what the camera did to it
+    wide = PICTURE.resize((64, 40))
+    stored = wide if back is None else wide.transpose(Image.Transpose(back))
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    picture = images.read(drawings.encoded(stored.convert("RGB"), form, exif=exif, quality=95), LIMIT)
+    assert picture.size == wide.size
+    assert np.abs(levels(picture) - levels(wide)).mean() < 0.02
+
+
+def test_decodes_a_large_jpeg_small() -> None:
+    picture = images.read(drawings.encoded(PICTURE.resize((4000, 3000)), "JPEG"), LIMIT)
+    assert 512 <= min(picture.size) < 1024
+
+
+def exif_with_an_odd_orientation() -> bytes:
+    exif = Image.Exif()
+    exif[0x0112] = 77
+    return drawings.encoded(PICTURE, "JPEG", exif=exif)
+
+
+def corrupt_exif() -> bytes:
+    data = drawings.encoded(PICTURE, "JPEG", exif=b"Exif\0\0MM\0*\0\0\0\x08\0\x05\x01\x12\0\x03")
+    return data
+
+
+def invalid_apng() -> bytes:
+    """Says twice how many frames it has, at which Pillow warns."""
+    plain, body = drawings.encoded(PICTURE), struct.pack(">II", 0, 0)
+    chunk = struct.pack(">I", 8) + b"acTL" + body + struct.pack(">I", zlib.crc32(b"acTL" + body))
+    return plain[:33] + chunk + chunk + plain[33:]
+
+
+@pytest.mark.parametrize("data", [exif_with_an_odd_orientation(), corrupt_exif(), invalid_apng()], ids=["odd", "corrupt", "apng"])
+def test_damaged_metadata_costs_no_picture_and_warns_nobody(data: bytes) -> None:
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        assert images.read(data, LIMIT).size == PICTURE.size
+    assert not seen
+
+
+def test_leaves_the_warning_filters_alone() -> None:
+    before = list(warnings.filters)
+    threads = [threading.Thread(target=lambda: [images.read(corrupt_exif(), LIMIT) for _ in range(20)]) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(warnings.filters) == before
+
+
+TRUNCATED = ("grey png", "16 bits", "interlaced png", "jpeg", "cmyk jpeg", "lossy webp", "lossless webp", "bmp")
+
+
+@pytest.mark.parametrize("kind", TRUNCATED)
+@pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
+def test_refuses_truncated(kind: str, share: float) -> None:
+    data = READ[kind]
+    with pytest.raises(Unprocessable, match="truncated or damaged"):
+        images.read(data[: max(12, int(len(data) * share))], LIMIT)
+
+
+@pytest.mark.parametrize("kind", READ)
+def test_any_damage_is_our_error_or_a_picture(kind: str) -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(60):
+        data = bytearray(READ[kind])
+        for place in rng.integers(2, len(data), size=rng.integers(1, 8)):
+            data[place] = rng.integers(256)
+        with suppress(TooLarge, NotAnImage, Unprocessable):
+            images.read(bytes(data), LIMIT)
+
+
+FOREIGN = {
+    "tiff": (drawings.encoded(PICTURE, "TIFF"), "a TIFF"),
+    "gif": (drawings.encoded(PICTURE, "GIF"), "a GIF"),
+    "pdf": (b"%PDF-1.7", "a PDF"),
+    "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG"),
+    "heic": (b"\0\0\0\x18ftypheic\0\0\0\0", "a HEIC"),
+    "eps": (drawings.encoded(PICTURE.convert("L"), "EPS"), "not a picture"),
+    "text": (b"seven", "not a picture"),
+    "zeros": (bytes(1000), "not a picture"),
+}
+
+
+@pytest.mark.parametrize(("data", "name"), FOREIGN.values(), ids=FOREIGN.keys())
+def test_refuses_other_kinds_and_says_which(data: bytes, name: str) -> None:
+    with pytest.raises(NotAnImage, match=f"PNG, JPEG, WebP and BMP are read.*{name}"):
+        images.read(data, LIMIT)
+
+
+def test_refuses_nothing_at_all() -> None:
+    with pytest.raises(Unprocessable, match="empty"):
+        images.read(b"", LIMIT)
+
+
+def vast(side: int) -> dict[str, bytes]:
+    """Headers that promise side x side pixels, with hardly anything behind them."""
+    bits = (side - 1) | (side - 1) << 14
+    vp8x = b"VP8X" + struct.pack("<II", 10, 0) + (side - 1).to_bytes(3, "little") * 2
+    bitmap = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 1000, 0, 0, 54, 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    jpeg = drawings.encoded(Image.new("L", (8, 8)), "JPEG")
+    frame = jpeg.index(b"\xff\xc0") + 5
+    return {
+        "png": png(struct.pack(">IIBBBBB", side, side, 8, 2, 0, 0, 0), zlib.compress(bytes(1000))),
+        "jpeg": jpeg[:frame] + struct.pack(">HH", side, side) + jpeg[frame + 4 :],
+        "webp": b"RIFF" + struct.pack("<I", 22) + b"WEBP" + vp8x,
+        "webp, lossless": b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8L" + struct.pack("<IB", 10, 0x2F) + struct.pack("<I", bits),
+        "bmp": bitmap + bytes(100),
+    }
+
+
+@pytest.mark.parametrize("kind", vast(16_000))
+def test_refuses_vast_ones_by_their_header(kind: str) -> None:
+    data = vast(16_000)[kind]
+    tracemalloc.start()
+    try:
+        with pytest.raises(TooLarge, match=r"16000x16000 pixels.*25,000,000"):
+            images.read(data, LIMIT)
+        assert tracemalloc.get_traced_memory()[1] < 1_000_000
+    finally:
+        tracemalloc.stop()
+
+
+def test_refuses_a_bomb_of_20_000_by_20_000() -> None:
+    row = zlib.compressobj(9)
+    data = b"".join(row.compress(bytes(20_001 * 100)) for _ in range(200)) + row.flush()
+    with pytest.raises(TooLarge, match="20000x20000"):
+        images.read(png(struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0), data), LIMIT)
+
+
+def test_a_bomb_of_text_beside_the_pixels_is_refused() -> None:
+    plain = drawings.encoded(PICTURE)
+    body = b"Comment\0\0" + zlib.compress(bytes(100_000_000), 9)
+    chunk = struct.pack(">I", len(body)) + b"zTXt" + body + struct.pack(">I", zlib.crc32(b"zTXt" + body))
+    with pytest.raises(Unprocessable):
+        images.read(plain[:33] + chunk + plain[33:], LIMIT)
+
+
+def test_the_limit_itself_is_read() -> None:
+    data = drawings.encoded(PICTURE)
+    assert images.read(data, 64 * 64).size == (64, 64)
+    with pytest.raises(TooLarge):
+        images.read(data, 64 * 64 - 1)
+
+
+def test_normalise_none_changes_nothing() -> None:
+    picture = PICTURE.resize((28, 28))
+    image = images.prepare(picture, (1, 28, 28), normalise=False)
+    assert image.dtype == np.float32
+    np.testing.assert_allclose(image[0] * 255, np.asarray(picture), atol=1e-3)
+    assert images.prepare(picture, (3, 28, 28), normalise=False).shape == (3, 28, 28)
+
+
+@pytest.mark.parametrize("size", [(1, 1), (27, 28), (640, 480)])
+def test_normalise_none_wants_the_right_size(size: tuple[int, int]) -> None:
+    with pytest.raises(Unprocessable, match=f"28x28 pixels, and this one is {size[0]}x{size[1]}.*normalise=auto"):
+        images.prepare(Image.new("L", size), (1, 28, 28), normalise=False)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+def test_png_is_what_went_in(channels: int) -> None:
+    image = np.random.default_rng(0).random((channels, 5, 7), dtype=np.float32)
+    with Image.open(BytesIO(images.png(image))) as picture:
+        assert picture.mode == {1: "L", 3: "RGB"}[channels]
+        seen = np.asarray(picture, dtype=np.float32).reshape(5, 7, channels).transpose(2, 0, 1)
+    np.testing.assert_allclose(seen / 255, image, atol=0.5 / 255 + 1e-6)
+
+
+def test_png_cuts_off_what_no_pixel_can_be() -> None:
+    with Image.open(BytesIO(images.png(np.array([[[-0.5, 1.5]]], np.float32)))) as picture:
+        assert np.asarray(picture).tolist() == [[0, 255]]
+
+
+def test_sheet_lays_rows_and_columns() -> None:
+    rows = np.zeros((2, 3, 1, 28, 28), np.float32)
+    rows[1, 2] = 1
+    with Image.open(BytesIO(images.sheet(rows, 56))) as picture:
+        assert picture.size == (168, 112)
+        seen = np.asarray(picture)
+    assert seen[56:, 112:].min() == 255
+    assert seen[:56].max() == 0
+    assert seen[:, :112].max() == 0
+
+
+def test_size_is_the_longer_side() -> None:
+    with Image.open(BytesIO(images.png(np.zeros((1, 20, 40), np.float32), 80))) as picture:
+        assert picture.size == (80, 40)
