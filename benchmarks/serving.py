@@ -33,6 +33,7 @@ from benchmarks.load import Load
 from benchmarks.untrained import bundle_of
 from service import bundle, cpus
 from service.bundle import IMAGES, LENGTHS, Bundle, Variant
+from service.images import prepare
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "models" / "compact"
@@ -173,7 +174,7 @@ def _measure(work: Path, running: ExitStack, rounds: int, seconds: float) -> lis
         _at_least("two workers against one", _rate(two.rounds) / _rate(default.rounds), 1.3),
         # wrk does not count the requests that are under way when its time is up, the server does
         Row("requests in the metrics of two workers, of those sent", "all", f"{counted} of {expected}",
-            0 <= counted - expected <= rounds * CONCURRENCY),
+            0 <= counted - expected <= (rounds + 1) * CONCURRENCY),
         _at_least("with reconstruction and pose against without", _rate(drawn) / _rate(default.rounds), 0.6),
         _at_most("added latency at concurrency 1, median", (_median(alone, "p50") - median(bare)) * 1e3, 1, "ms"),
         _at_most("start to ready", default.seconds_to_ready, 1.5, "s"),
@@ -235,12 +236,14 @@ def _median_seconds(run: Callable[[], object], runs: int) -> float:
 
 
 def _pictures(made: Bundle) -> list[bytes]:
-    """PNG digits, each a little elsewhere."""
+    """PNG digits as MNIST has them, which is what people measure with, each turned a little."""
     pngs = []
     for image in made.example("fp32").images:
-        for shift in range(-3, 4):
+        for degrees in range(-15, 16, 5):
+            turned = Image.fromarray((image[0] * 255).astype(np.uint8)).rotate(degrees)
+            digit = prepare(turned, made.manifest.image_shape, normalise=True)
             buffer = io.BytesIO()
-            Image.fromarray(np.roll((image[0] * 255).astype(np.uint8), shift, axis=1)).save(buffer, "PNG")
+            Image.fromarray((digit[0] * 255).astype(np.uint8)).save(buffer, "PNG")
             pngs.append(buffer.getvalue())
     return pngs
 
