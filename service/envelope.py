@@ -11,6 +11,7 @@ import binascii
 import hmac
 import logging
 import time
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -22,18 +23,30 @@ from service.metrics import Metrics
 from service.problems import CLIENT_LEFT
 from service.settings import Settings
 
+if TYPE_CHECKING:  # an extra
+    from service.tracing import Tracing
+
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
 
 logger = logging.getLogger("service.requests")
 
 
 class Envelope:
-    def __init__(self, app: ASGIApp, settings: Settings, metrics: Metrics, catalogue: Catalogue, bodies: Bodies) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        settings: Settings,
+        metrics: Metrics,
+        catalogue: Catalogue,
+        bodies: Bodies,
+        tracing: Tracing | None,
+    ) -> None:
         self._app = app
         self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
         self._metrics = metrics
         self._catalogue = catalogue
         self._bodies = bodies
+        self._tracing = tracing
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -82,6 +95,8 @@ class Envelope:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
         seconds = time.monotonic() - seen.arrived
         self._metrics.answered(route, status, seconds, seen.stages)
+        if self._tracing is not None:
+            self._tracing.visited(f"{scope['method']} {route}", scope["headers"], seen, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": scope["method"], "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}

@@ -36,5 +36,6 @@ class Settings(BaseSettings):
     linger: float = Field(0.5, ge=0, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(None, description="key to ask for on everything but health and metrics")
+    traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")

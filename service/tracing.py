@@ -1,0 +1,62 @@
+"""Requests as OpenTelemetry spans, a child for each stage; continues the caller's trace (W3C traceparent).
+
+Needs the extra `capserve[otel]`, and is asked for with CAPSERVE_TRACES. Spans are made when a request is over, so that one
+that is not traced pays nothing; stages follow each other, and so they are laid end to end.
+"""
+
+from __future__ import annotations
+
+import time
+from importlib.metadata import version
+
+from service.errors import StartError
+from service.visit import Visit
+
+try:
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ModuleNotFoundError as error:
+    raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install 'capserve[otel]'` brings it") from error
+
+NANOSECONDS = 1_000_000_000
+
+
+class Tracing:
+    def __init__(self, endpoint: str) -> None:
+        """`endpoint` takes OTLP over HTTP, as http://collector:4318/v1/traces does."""
+        resource = Resource.create({"service.name": "capserve", "service.version": version("capserve")})
+        self._provider = TracerProvider(resource=resource)
+        self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
+        self._tracer = self._provider.get_tracer("capserve")
+        self._propagator = TraceContextTextMapPropagator()
+
+    def visited(self, name: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float) -> None:
+        """Tells of a request that is over, and took that long."""
+        carried = {
+            key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in (b"traceparent", b"tracestate")
+        }
+        end = time.time_ns()
+        begin = end - round(seconds * NANOSECONDS)
+        span = self._tracer.start_span(
+            name,
+            context=self._propagator.extract(carried),
+            kind=SpanKind.SERVER,
+            attributes={"http.response.status_code": status, "capserve.request_id": visit.id},
+            start_time=begin,
+        )
+        inside = set_span_in_context(span)
+        for stage, taken in visit.stages.items():
+            child = self._tracer.start_span(stage, context=inside, start_time=begin)
+            begin += round(taken * NANOSECONDS)
+            child.end(begin)
+        if status >= 500:
+            span.set_status(Status(StatusCode.ERROR))
+        span.end(end)
+
+    def close(self) -> None:
+        """Sends what is left."""
+        self._provider.shutdown()

@@ -1,0 +1,67 @@
+"""Spans as a collector receives them: over HTTP, from a real server."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from service.engine import CapsNet
+from tests.service.conftest import serving, settings
+
+collector = pytest.importorskip(
+    "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="the extra otel is not installed"
+)
+
+TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+
+
+@pytest.fixture
+def received() -> Iterator[tuple[str, list[bytes]]]:
+    """A collector's address, and what it was sent."""
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = HTTPServer(("127.0.0.1", 0), Collector)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}/v1/traces", bodies
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
+    nets: dict[str, CapsNet], seven: bytes, received: tuple[str, list[bytes]]
+) -> None:
+    endpoint, bodies = received
+    with serving(settings(traces=endpoint), nets) as client:
+        client.post("/predict", files={"file": seven}, headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
+    requests = [collector.ExportTraceServiceRequest.FromString(body) for body in bodies]
+    spans = [span for each in requests for part in each.resource_spans for scope in part.scope_spans for span in scope.spans]
+    (whole,) = [span for span in spans if span.name == "POST /predict"]
+    assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
+    stages = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
+    assert list(stages) == ["decode", "queue", "encode", "reconstruct"]
+    for span in stages.values():
+        assert span.trace_id == whole.trace_id
+        assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= whole.end_time_unix_nano
+
+
+def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
+    code = "import sys; sys.modules['opentelemetry'] = None; import service.tracing"
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "capserve[otel]" in ended.stderr.splitlines()[-1]
