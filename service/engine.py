@@ -83,8 +83,8 @@ class CapsNet:
         return drawings
 
     def warm_up(self, max_batch: int) -> None:
-        """Runs every batch size in use once: the first run of each is slow."""
-        for size in sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch}):
+        """Runs every batch size in use: the first run of each is slow, and in the second a CUDA graph is recorded."""
+        for size in 2 * sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch}):
             self.perceive(np.zeros((size, *self.manifest.image_shape), np.float32), np.ones(size, bool))
 
 

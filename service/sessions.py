@@ -85,6 +85,8 @@ CUDA_OPTIONS: dict[str, Any] = {
 class CudaSession:
     """Inputs and outputs stay at fixed places on the GPU, a set for each batch size, as CUDA graphs demand."""
 
+    memory = "cuda"
+
     def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, options: Mapping[str, Any]) -> None:
         self._session = _open(path, _options(threads=1, cuda=True), [(CUDA, dict(options))])
         _check(self._session, spec, manifest, path)
@@ -125,7 +127,7 @@ class CudaSession:
 
     def _allocate(self, tensor: TensorSpec, size: int) -> Any:
         shape = [size if axis is None else axis for axis in tensor.shape(self._manifest)]
-        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, DTYPES[tensor.dtype]), "cuda", 0)
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, DTYPES[tensor.dtype]), self.memory, 0)
 
 
 @dataclass(frozen=True)

@@ -114,6 +114,21 @@ def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
 
 
+def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.MonkeyPatch, net: CapsNet) -> None:
+    """The session for CUDA with its memory on the CPU: binding, padding and cutting are the same."""
+    monkeypatch.setattr(sessions.CudaSession, "memory", "cpu")
+    monkeypatch.setattr(sessions, "CUDA", sessions.CPU)
+    opened, plain = ort.InferenceSession, sessions._options
+    monkeypatch.setattr(sessions, "_options", lambda threads, cuda: plain(threads, cuda=False))
+    monkeypatch.setattr(ort, "InferenceSession", lambda path, options, **_: opened(path, options, providers=[sessions.CPU]))
+    made, options = bundle.read(TINY), {"enable_cuda_graph": 0}
+    decoder = sessions.CudaSession(made.decoder, bundle.DECODER, made.manifest, options)
+    random = np.random.default_rng(0)
+    for count in (1, 3, 64, 1, 150):
+        poses, classes = random.uniform(-0.5, 0.5, (count, 6)).astype(np.float32), random.integers(0, 10, count)
+        np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
+
+
 def test_threads_are_what_cgroup_and_affinity_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(cpus, "CGROUP_V2", quota)
