@@ -60,8 +60,7 @@ class Envelope:
                 status = message["status"]
                 headers = message["headers"]
                 headers.append((b"x-request-id", seen.id.encode()))
-                if seen.stages:
-                    headers.append((b"server-timing", seen.server_timing().encode()))
+                headers.append((b"server-timing", seen.server_timing().encode()))
                 if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
                     headers.append((b"connection", b"close"))
             await send(message)

@@ -35,7 +35,9 @@ class Visit:
             self.stages[name] = self.stages.get(name, 0.0) + time.monotonic() - started
 
     def server_timing(self) -> str:
-        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in self.stages.items())
+        """The stages, and all until now, in milliseconds."""
+        total = {"total": time.monotonic() - self.arrived}
+        return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in (self.stages | total).items())
 
 
 def begin(scope: MutableMapping[str, Any]) -> Visit:

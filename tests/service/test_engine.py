@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service import bundle, cpus, engine, sessions
+from service import answer, bundle, cpus, engine, sessions
 from service.bundle import BundleError
 from service.engine import CapsNet, perturb
 from service.errors import StartError
@@ -39,6 +40,20 @@ def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
     np.testing.assert_array_equal(np.isnan(seen.errors), [False, True, False])
     assert not seen.drawings[1].any()
     assert seen.drawings[2].any()
+
+
+def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
+    both = replace(net, manifest=net.manifest.model_copy(update={"max_objects": 2}))
+    drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
+    overlapping = (drawings[:5] + drawings[5:]).clip(max=1)
+    seen = both.perceive(np.concatenate([drawings, overlapping]), np.ones(15, bool))
+    assert seen.drawings.shape == (15, 2, 1, 28, 28)
+    assert seen.present[:, 0].all()
+    np.testing.assert_array_equal(seen.drawings.any(axis=(2, 3, 4)), seen.present)
+    for row in range(15):
+        said = answer.prediction(both.manifest, seen, row, drawings=True)
+        assert len(said["objects"]) == seen.present[row].sum()
+        assert said["label"] == said["objects"][0]["label"]
 
 
 def test_perturb_moves_one_or_all_poses() -> None:

@@ -6,7 +6,7 @@ import httpx
 import pytest
 
 from service.engine import CapsNet
-from tests.service.conftest import serving, settings
+from tests.service.conftest import serving, settings, wait_until_ready
 
 
 def test_it_lives_and_is_ready(client: httpx.Client) -> None:
@@ -29,10 +29,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
             assert early.headers["Retry-After"] == "1"
             assert "warming" in early.json()["detail"]
         warm.set()
-        for _ in range(100):
-            if client.get("/readyz").status_code == 200:
-                return
-        raise AssertionError("it did not become ready")
+        wait_until_ready(client)
 
 
 def _until_it_listens(client: httpx.Client) -> None:

@@ -11,7 +11,8 @@ from PIL import Image
 from service import images, pose
 from service.engine import CapsNet
 from service.schemas import Prediction, Predictions
-from tests.service.conftest import drawn, encoded
+from tests.service.conftest import drawn, encoded, serving, settings
+from tests.service.test_metrics import samples
 
 
 def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven: bytes) -> None:
@@ -90,6 +91,15 @@ def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Clie
     answer = client.post("/predict", files={"file": seven}, headers={"X-Request-ID": "shelf-12"})
     assert answer.headers["X-Request-ID"] == "shelf-12"
     stages = [part.partition(";dur=") for part in answer.headers["Server-Timing"].split(", ")]
-    assert [name for name, _, _ in stages] == ["decode", "queue", "encode", "reconstruct"]
+    assert [name for name, _, _ in stages] == ["decode", "queue", "encode", "reconstruct", "total"]
     assert all(float(milliseconds) >= 0 for _, _, milliseconds in stages)
-    assert len(client.get("/models", headers={"X-Request-ID": "no spaces"}).headers["X-Request-ID"]) == 16
+    other = client.get("/models", headers={"X-Request-ID": "no spaces"})
+    assert len(other.headers["X-Request-ID"]) == 16
+    assert other.headers["Server-Timing"].startswith("total;dur=")
+
+
+def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], seven: bytes) -> None:
+    with serving(settings(deadline=1e-6), nets) as client:
+        for answer in (client.post("/predict", files={"file": seven}), client.get("/reconstruct?label=1")):
+            assert (answer.status_code, answer.json()["title"]) == (504, "past the deadline")
+        assert samples(client)["capserve_rejections_total", "late"] == 2
