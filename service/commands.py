@@ -24,7 +24,7 @@ def serve(settings: Settings) -> int:
     from service import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
-        logger.info("serving %s on http://%s:%d", settings.models, *listener.getsockname()[:2])
+        logger.info("loading %s, for http://%s:%d", settings.models, *listener.getsockname()[:2])
         server.serve(settings, listener)
     return 0
 
