@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 import numpy as np
 
-from service import answer, images, pose
+from service import answer, images, pose, tensors
+from service.bundle import IMAGES, LENGTHS, Array
 from service.catalogue import Served
 from service.pose import Pose
 
@@ -28,10 +30,22 @@ def add(document: dict[str, Any], served: Served) -> None:
     paths = document["paths"]
     _body(paths["/predict"]["post"], {"image": sent}, said)
     _body(paths["/predict/batch"]["post"], {"images": [sent]}, {"model": manifest.name, "predictions": [said]})
+    inference, lengths = _inference(served, picture)
+    _body(paths["/v2/models/{name}/infer"]["post"], inference, lengths)
     moved = {"pose": tokens[0], "dim": [min(DIM, manifest.pose_size - 1)], "delta": [DELTA]}
     _query(paths["/reconstruct"]["get"], moved)
     _query(paths["/reconstruct/sweep"]["get"], {"pose": tokens[0]})
     _query(paths["/reconstruct/morph"]["get"], {"from": tokens[0], "to": tokens[1]})
+
+
+def _inference(served: Served, picture: Array) -> tuple[Any, Any]:
+    """The same picture for the Open Inference Protocol: its pixels to two decimals, and the lengths alone."""
+    pixels = picture.round(2)
+    tensor = {"name": IMAGES.name, "shape": list(pixels.shape), "datatype": tensors.FLOAT}
+    tensor["data"] = [round(pixel, 2) for pixel in pixels.ravel().tolist()]
+    lengths, _ = served.net.classify(pixels)
+    said, _ = tensors.write({"model_name": served.manifest.name}, {LENGTHS.name: lengths}, {LENGTHS.name: False})
+    return {"inputs": [tensor], "outputs": [{"name": LENGTHS.name}]}, json.loads(said)
 
 
 def _body(operation: dict[str, Any], sent: Any, said: Any) -> None:

@@ -197,3 +197,12 @@ def test_a_server_with_a_key(nets, images):
             with pytest.raises(InferenceServerException, match="key"):
                 v2.infer("tiny", [tensor(images, True)])
             v2.infer("tiny", [tensor(images, True)], headers={"Authorization": "Bearer secret"})
+
+
+def test_the_documented_example_works(client: httpx.Client):
+    operation = client.get("/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]
+    sent = operation["requestBody"]["content"]["application/json"]["example"]
+    (said,) = operation["responses"]["200"]["content"]["application/json"]["example"]["outputs"]
+    (found,) = client.post("/v2/models/tiny/infer", json=sent).json()["outputs"]
+    assert found["shape"] == said["shape"]
+    np.testing.assert_allclose(found["data"], said["data"], atol=1e-5)
