@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from service import bundle, tensors
-from service.errors import MalformedRequest
+from service.errors import MalformedRequest, TooLarge
 from service.tensors import Port
 from tests.service.bundles import TINY
 
@@ -106,6 +106,12 @@ def test_what_is_no_request(body):
         read(body)
 
 
+def test_more_json_than_is_good_for_the_others():
+    values = [0] * (tensors.MOST_VALUES + 1)
+    with pytest.raises(TooLarge, match="binary tensor data"):
+        read(request(data=values, shape=[len(values) // 2, 2]))
+
+
 def test_an_input_given_twice():
     value = request()
     with pytest.raises(MalformedRequest, match="each once"):
@@ -153,9 +159,10 @@ def test_writing_mixes_json_and_raw():
         ],
     }
     assert body[size:] == struct.pack("<3f", 1, 2, 3)
+    values["b"] = np.array([[1, 2, 3], [4, 5, 6]], np.float32)
     body, size = tensors.write({}, values, {"a": False, "b": False})
     assert size is None
-    assert json.loads(body)["outputs"][1]["data"] == [1, 2, 3]
+    assert [output["data"] for output in json.loads(body)["outputs"]] == [[0.5], [1, 2, 3, 4, 5, 6]]
 
 
 def test_ports_come_from_the_bundle_contract():
