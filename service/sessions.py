@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -158,13 +161,11 @@ def _open(path: Path, options: Any, providers: list[Any]) -> Any:
     except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
         text = str(error).strip().splitlines()[0]
         if on_cuda:
-            raise StartError(f"CUDA does not run {path.name}: {text}") from error
+            raise StartError(f"CUDA does not run {path.name}: {_missing() or text}") from error
         raise bundle.BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {text}") from error
     found = session.get_providers()[0]
     if on_cuda and found != CUDA:  # what is available and what is used are different questions
-        raise StartError(
-            f"CUDA did not take {path.name}, {found} did; a CUDA or cuDNN library is missing, ONNX Runtime logged which"
-        )
+        raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")
     return session
 
 
@@ -175,7 +176,23 @@ def _find_cuda() -> None:
             "then `pip install 'capserve[gpu]'`, or set CAPSERVE_DEVICE=cpu"
         )
     if hasattr(ort, "preload_dlls"):
-        ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
+        with redirect_stdout(sys.stderr):  # where it says what it did not find
+            ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
+
+
+def _missing() -> str | None:
+    """The first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
+    for library in ("libcuda.so.1", Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            name, _, reason = str(error).partition(": ")
+            if "cannot open shared object" in reason:
+                part = (
+                    "the NVIDIA driver" if name == "libcuda.so.1" else "CUDA or cuDNN; `pip install 'capserve[gpu]'` brings them"
+                )
+                return f"{name} is missing, a part of {part}"
+    return None
 
 
 def _check(session: Any, spec: GraphSpec, manifest: Manifest, path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -116,8 +117,21 @@ def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
     with pytest.raises(StartError, match=r"CUDA does not run encoder\.onnx"):
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions.ctypes, "CDLL", _without("libcublasLt.so.13"))
+    with pytest.raises(StartError, match=r"libcublasLt\.so\.13 is missing, a part of CUDA"):
+        sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
     assert sessions.device("auto", probe=TINY / "encoder.onnx", **CPU).provider == sessions.CPU  # type: ignore[arg-type]
     assert "WARNING" in caplog.text
+
+
+def _without(library: str) -> Callable[[str], None]:
+    """A loader on a machine with a driver, where CUDA's provider does not find one of its libraries."""
+
+    def load(name: str) -> None:
+        if name != "libcuda.so.1":
+            raise OSError(f"{library}: cannot open shared object file: No such file or directory")
+
+    return load
 
 
 def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
