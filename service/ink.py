@@ -9,11 +9,10 @@ from __future__ import annotations
 import numpy as np
 from PIL import Image
 
-from service.blots import Array, components, otsu
+from service.blots import FAINTEST, Array, components, grain, otsu, strength
 from service.paper import departure
 
 LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
-FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
@@ -54,26 +53,26 @@ def _on_paper(colours: Array, alpha: Array) -> Array:
 
 
 def _cleaned(line: Array) -> Array:
-    top = float(np.percentile(line, 99.8))
-    threshold = otsu(np.clip(line, 0, top))
-    noise = 1.48 * float(np.median(np.abs(line[line <= threshold])))
-    if top < max(FAINTEST, 3 * noise):
-        return np.zeros_like(line)
-    threshold = max(threshold, 2.5 * noise)
+    """1 in the strokes and 0 around them; specks gone."""
+    blank, full = np.zeros_like(line), strength(line)
+    if full < FAINTEST or full < 5 * grain(line):
+        return blank
+    threshold = otsu(np.clip(line, 0, np.percentile(line, 99.8)))
+    paper = 1.48 * float(np.median(np.abs(line[line <= threshold])))
+    threshold = max(threshold, 2.5 * paper)
     strong = line > threshold
     if not strong.any():
-        return np.zeros_like(line)
+        return blank
     full = float(np.median(line[strong]))
     blots = components(line > 0.8 * threshold)
     sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
     sizes[0] = 0
-    kept = sizes >= max(SPECK * sizes.max(), 1)
-    chosen = kept[blots]
+    chosen = (sizes >= max(SPECK * sizes.max(), 1))[blots]
     # The smooth edge of a stroke lies below the threshold, a pixel or two around what is above it.
     for _ in range(2):
         chosen[1:] |= chosen[:-1]
         chosen[:-1] |= chosen[1:]
         chosen[:, 1:] |= chosen[:, :-1]
         chosen[:, :-1] |= chosen[:, 1:]
-    low = max(0.1 * full, min(2 * noise, 0.5 * threshold))
+    low = max(0.1 * full, min(2 * paper, 0.5 * threshold))
     return np.where(chosen, np.clip((line - low) / (full - low), 0, 1), 0).astype(np.float32)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from service.blots import Array
+from service.blots import FAINTEST, Array, grain, strength
 
 Real = NDArray[np.float64]
 
@@ -40,11 +40,13 @@ def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
     A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
     the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even.
     """
-    low, full = np.percentile(line, (1, 99.9))
+    full = strength(line)
+    if full < FAINTEST or full < 5 * grain(line):
+        return True  # nothing is written at all
+    if -float(np.percentile(line, 1)) > ONE_SIDED * full:
+        return False
     rim = line[border]
     off = rim[rim > 0.2 * full]
-    if -low > ONE_SIDED * full:
-        return False
     if off.size < 0.15 * rim.size:
         return True
     lower, middle, upper = np.percentile(off, (25, 50, 75))
