@@ -20,4 +20,4 @@ class Bodies:
     def make_sure(self, size: int) -> None:
         """Raises Busy when that many more would be too many."""
         if self.held + size > self._most:
-            raise Busy("other requests' bodies fill the memory there is for them; ask again after the seconds in Retry-After")
+            raise Busy("other requests' bodies fill the memory there is for them; ask again later", "bodies")

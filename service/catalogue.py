@@ -170,7 +170,7 @@ class Catalogue:
 
     def admit(self) -> None:
         if not self.warm:
-            raise Busy("the models are still warming up; ask again in a second")
+            raise Busy("the models are still warming up; ask again in a second", "warming")
 
     @property
     def ready(self) -> bool:

@@ -21,7 +21,7 @@ class Crew:
 
     async def do(self, job: Callable[[], T]) -> T:
         if self._jobs >= self._most:
-            raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After")
+            raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After", "crew")
         self._jobs += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._pool, job)

@@ -60,9 +60,12 @@ class Unprocessable(ServiceError):
 class Busy(ServiceError):
     status, title = 503, "busy"
 
-    def __init__(self, detail: str, retry_after: int = 1) -> None:
+    retry_after: ClassVar[int] = 1  # seconds; a queue is empty again in less
+
+    def __init__(self, detail: str, reason: str | None = None) -> None:
+        """`reason` is the metrics' word for it; None where it has been counted already."""
         super().__init__(detail)
-        self.retry_after = retry_after
+        self.reason = reason
 
 
 class Broken(Busy):

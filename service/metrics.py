@@ -77,7 +77,7 @@ class Metrics:
         )
         self.rejections = Counter(
             "capserve_rejections_total",
-            "Requests not computed, by why: full, draining, late, gone, or what was wrong with them.",
+            "Requests not computed, by why: full, draining, late, gone, crew, bodies, warming, or what was wrong with them.",
             ["reason"],
             registry=registry,
         )
@@ -139,9 +139,10 @@ class Metrics:
             self._stages[stage].observe(taken)
 
     def refused(self, error: Exception) -> None:
-        """A request that was not computed for what it is. Busy and TooLate are the batcher's to count, by reason."""
-        if not isinstance(error, Busy | TooLate):
-            self.rejections.labels(type(error).__name__).inc()
+        """A request that was not computed. Those that a batcher turned away or dropped it has counted itself."""
+        reason = error.reason if isinstance(error, Busy) else None if isinstance(error, TooLate) else type(error).__name__
+        if reason:
+            self.rejections.labels(reason).inc()
 
     def text(self) -> bytes:
         if not self._files:

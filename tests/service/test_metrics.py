@@ -8,6 +8,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from service.engine import CapsNet
+from service.errors import Busy, NotAnImage, TooLate
+from service.metrics import Metrics
 from tests.service.conftest import drawn, encoded, serving, settings
 
 
@@ -44,6 +46,18 @@ def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None
     assert seen["capserve_rejections_total", "NotAnImage"] == 1
     assert seen["capserve_queue_images", "encoder", "tiny"] == 0
     assert seen["capserve_ready",] == 1
+
+
+def test_whoever_was_turned_away_is_counted_once() -> None:
+    """Queues count what they refuse, with a reason of their own; all else is counted where it is answered."""
+    metrics = Metrics()
+    for error in (Busy("no memory", "bodies"), Busy("counted by a queue"), TooLate("so too"), NotAnImage("a poem")):
+        metrics.refused(error)
+    lines = metrics.text().decode().splitlines()
+    assert [line for line in lines if line.startswith("capserve_rejections_total{")] == [
+        'capserve_rejections_total{reason="bodies"} 1.0',
+        'capserve_rejections_total{reason="NotAnImage"} 1.0',
+    ]
 
 
 def test_the_model_and_what_runs_it_are_told(client: httpx.Client, net: CapsNet) -> None:
