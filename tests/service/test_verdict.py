@@ -1,0 +1,157 @@
+"""Digits are digits; noise, letters, textures and blank sheets are not. Measured on the shipped network, and printed."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image, ImageFilter
+
+from service import bundle, images, verdict
+from service.engine import CapsNet
+from tests import drawings
+from tests.mnist import Digits
+
+TINY = bundle.read(Path(__file__).parent.parent / "bundles" / "tiny").manifest
+SHAPE = (1, 28, 28)
+LOOKALIKES = set("OoDQIlijJZzSsBbGgqCcTtYAhr")  # a 0, 1, 2, 5, 6, 7, 8, 9 or 4 to somebody who has seen digits alone
+LETTERS = sorted(set(string.ascii_letters) - LOOKALIKES)
+
+Array = NDArray[np.float32]
+LENGTHS = np.array([0.02, 0.05, 0.01, 0.03, 0.02, 0.01, 0.04, 0.97, 0.02, 0.06], np.float32)
+
+
+def judged(net: CapsNet, pictures: Array) -> tuple[list[verdict.Verdict], NDArray[np.float64]]:
+    """The verdict on each picture, and how surprising it is."""
+    seen = net.perceive(pictures, np.ones(len(pictures), bool))
+    rows = list(zip(seen.lengths, seen.errors.tolist(), seen.contrasts.tolist(), strict=True))
+    verdicts = [verdict.judge(net.manifest, lengths, error, contrast) for lengths, error, contrast in rows]
+    return verdicts, np.array([verdict.surprise(net.manifest, lengths, error) for lengths, error, _ in rows])
+
+
+def auroc(usual: NDArray[np.float64], odd: NDArray[np.float64]) -> float:
+    """How often an odd one surprises more than a usual one."""
+    return float((np.searchsorted(np.sort(usual), odd) / len(usual)).mean())
+
+
+def prepared(pictures: Iterable[Image.Image]) -> Array:
+    return np.stack([images.prepare(picture, SHAPE, normalise=True) for picture in pictures])
+
+
+def grey(levels: NDArray[np.generic]) -> Image.Image:
+    return Image.fromarray(np.rint(np.clip(levels, 0, 1) * 255).astype(np.uint8))
+
+
+@cache
+def noise() -> Array:
+    """As it is, not normalised: there it would be found blank."""
+    return np.random.default_rng(0).random((500, *SHAPE), dtype=np.float32)
+
+
+@cache
+def letters() -> Array:
+    return prepared(drawings.grey(drawings.typed(letter, bold=bold), 0, 1) for letter in LETTERS for bold in (0, 4))
+
+
+@cache
+def textures() -> Array:
+    y, x = np.mgrid[0:200, 0:200]
+    waves = [0.5 + 0.5 * np.sin(x * across + y * down) for across, down in ((0.1, 0), (0.3, 0), (0, 0.2), (0.2, 0.2), (0.5, 0.3))]
+    boards = [(x // step + y // step) % 2 for step in (5, 10, 25, 50)]
+    rings = [np.hypot(x - 100, y - 100) % step < step / 2 for step in (20, 50)]
+    return prepared(grey(np.asarray(each, np.float64)) for each in (*waves, *boards, *rings))
+
+
+@cache
+def clouds() -> Array:
+    rng = np.random.default_rng(0)
+    blurred = [grey(rng.random((200, 200))).filter(ImageFilter.GaussianBlur(radius)) for radius in (3, 6, 12) for _ in range(10)]
+    return prepared(picture.point(lambda level: 12 * (level - 128) + 128) for picture in blurred)
+
+
+Judged = tuple[list[verdict.Verdict], NDArray[np.float64]]
+
+
+@pytest.fixture(scope="module")
+def real(compact: CapsNet, mnist: Digits) -> Judged:
+    parts = [judged(compact, part[:, None] / np.float32(255)) for part in np.array_split(mnist.images, 20)]
+    return [each for verdicts, _ in parts for each in verdicts], np.concatenate([surprise for _, surprise in parts])
+
+
+def test_real_digits_are_digits(real: Judged) -> None:
+    verdicts, _ = real
+    shares = {kind: verdicts.count(kind) / len(verdicts) for kind in ("digit", "unsure", "not_a_digit")}  # type: ignore[arg-type]
+    print("\nMNIST's test digits:", {kind: f"{share:.2%}" for kind, share in shares.items()})
+    assert shares["not_a_digit"] <= 0.02
+    assert shares["digit"] >= 0.9
+
+
+def test_drawn_digits_are_not_refused(compact: CapsNet) -> None:
+    drawn = prepared(
+        drawings.grey(drawings.written(digit, np.random.default_rng(seed)), 0, 1) for digit in "0123456789" for seed in range(5)
+    )
+    assert judged(compact, drawn)[0].count("not_a_digit") <= 3
+
+
+@pytest.mark.parametrize(
+    ("odd", "least", "refused"), [(noise, 0.999, 1.0), (letters, 0.97, 0.75), (textures, 0.98, 0.9), (clouds, 0.97, 0.9)]
+)
+def test_what_is_no_digit_is_found_out(
+    compact: CapsNet, real: Judged, odd: Callable[[], Array], least: float, refused: float
+) -> None:
+    _, usual = real
+    verdicts, surprise = judged(compact, odd())
+    share = verdicts.count("not_a_digit") / len(verdicts)
+    print(f"\n{odd.__name__}: AUROC {auroc(usual, surprise):.3f}, {share:.1%} of {len(verdicts)} are not_a_digit")
+    assert auroc(usual, surprise) >= least
+    assert share >= refused
+
+
+def test_blank_sheets_are_nothing(compact: CapsNet) -> None:
+    sheets = [Image.new("L", (60, 60), level) for level in (0, 128, 255)]
+    for pictures in (prepared(sheets), np.zeros((1, *SHAPE), np.float32), np.full((1, *SHAPE), 0.7, np.float32)):
+        assert set(judged(compact, pictures)[0]) == {"not_a_digit"}
+
+
+def test_usual_in_every_respect_is_a_digit() -> None:
+    assert verdict.judge(TINY, LENGTHS, 0.03, contrast=0.3) == "digit"
+
+
+def test_long_capsules_alone_convince_nobody() -> None:
+    """Uniform noise: capsules longer than digits have, and a picture that nothing drawn comes near."""
+    assert verdict.judge(TINY, LENGTHS, 0.3, contrast=0.29) == "not_a_digit"
+
+
+def test_two_that_lead_together_leave_it_unsure() -> None:
+    lengths = LENGTHS.copy()
+    lengths[1] = lengths[7] - 0.01
+    assert verdict.judge(TINY, lengths, 0.03, contrast=0.3) == "unsure"
+
+
+def test_no_contrast_is_no_digit() -> None:
+    assert verdict.judge(TINY, LENGTHS, 0.0, contrast=0.01) == "not_a_digit"
+
+
+def test_without_a_drawing_it_stays_unsure() -> None:
+    assert verdict.judge(TINY, LENGTHS, float("nan"), contrast=0.3) == "unsure"
+
+
+def test_surprise_grows_without_end_and_without_steps_back() -> None:
+    errors = [verdict.surprise(TINY, LENGTHS, error) for error in np.linspace(0, 0.5, 200)]
+    assert errors == sorted(errors)
+    assert errors[-1] > errors[-20] > 2 * verdict.NOT_A_DIGIT
+    shorter = [verdict.surprise(TINY, LENGTHS * share, 0.04) for share in np.linspace(1, 0, 100, dtype=np.float32)]
+    assert shorter == sorted(shorter)
+
+
+def test_two_objects_count_where_a_model_sees_two() -> None:
+    both = TINY.model_copy(update={"max_objects": 2})
+    lengths = LENGTHS.copy()
+    lengths[1] = 0.95
+    assert verdict.surprise(both, lengths, 0.02) < verdict.surprise(TINY, lengths, 0.02)
+    assert verdict.judge(both, lengths, 0.02, contrast=0.3) == "digit"
