@@ -11,6 +11,7 @@ from types import FrameType
 
 import uvicorn
 
+from service import allocator
 from service.app import create_app
 from service.catalogue import Catalogue
 from service.settings import Settings
@@ -42,6 +43,7 @@ class Server(uvicorn.Server):
 
 def serve(settings: Settings, listener: socket.socket) -> None:
     """Serves on a bound socket until it is told to stop."""
+    allocator.return_large_blocks()
     app = create_app(settings)
     config = uvicorn.Config(
         app,

@@ -140,6 +140,22 @@ def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client
     assert json.loads(line) == {"file": str(picture), **expected}
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
+def test_memory_of_large_pictures_is_given_back(tmp_path: Path) -> None:
+    photograph = encoded(drawn("7", side=4_000).convert("RGB"))
+    with started(tmp_path / "log") as (process, url), httpx.Client(base_url=url, timeout=30) as client:
+        before = resident(process.pid)
+        for _ in range(4):
+            assert client.post("/predict?reconstruct=false", files={"file": photograph}).status_code == 200
+        assert before < 300 << 20
+        assert resident(process.pid) < before + (60 << 20)
+
+
+def resident(pid: int) -> int:
+    """Bytes of a process in memory."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
     ones = encoded(drawn("1"))
     with started(tmp_path / "log", "--workers", "2", "--log-format", "json", "--linger", "0") as (process, url):
