@@ -6,6 +6,8 @@ through colour space. Specks are dropped, and what is left is 1 in the middle of
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from PIL import Image
 
@@ -23,11 +25,12 @@ def ink_of(picture: Image.Image) -> Array:
 
 
 def _colours(picture: Image.Image) -> Array:
-    """(h, w, 3) in [0, 1], of a size to work with."""
+    """(h, w, 3) in [0, 1], of a size to work with; (h, w, 1) of grey ones, as long as the diagonal of the colour cube."""
     if picture.mode.startswith("I"):
         picture = Image.fromarray((np.clip(np.asarray(picture), 0, 65535) >> 8).astype(np.uint8))
     clear = picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
-    picture = picture.convert("RGBA" if clear else "RGB")
+    grey = picture.mode in ("1", "L") and not clear
+    picture = picture.convert("RGBA" if clear else "L" if grey else "RGB")
     factor = -(-max(picture.size) // LARGEST)
     if factor > 1:
         picture = picture.reduce(factor)
@@ -35,7 +38,9 @@ def _colours(picture: Image.Image) -> Array:
         grown = SMALLEST / max(picture.size)
         width, height = (max(1, round(side * grown)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    levels = np.asarray(picture, dtype=np.float32) * np.float32(1 / 255)
+    levels: Array = np.asarray(picture, dtype=np.float32) * np.float32(1 / 255)
+    if grey:
+        return levels[..., None] * np.float32(math.sqrt(3))
     return _on_paper(levels[..., :3], levels[..., 3:]) if clear else levels
 
 

@@ -20,7 +20,7 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 
 
 def departure(colours: Array) -> Array:
-    """(h, w, 3) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
+    """(h, w, 3 or 1) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
     border = _border(colours.shape[0], colours.shape[1])
     first = None
     for attempt in (_flat, _smooth, _narrow):
@@ -64,7 +64,11 @@ def _flat(colours: Array, border: NDArray[np.bool_]) -> Array | None:
     """The corner or border colour that most of the border and corners share."""
     rim = colours[border]
     size = max(1, max(colours.shape[:2]) // 16)
-    corners = [colours[y, x].reshape(-1, 3) for y in (slice(size), slice(-size, None)) for x in (slice(size), slice(-size, None))]
+    corners = [
+        colours[y, x].reshape(-1, colours.shape[2])
+        for y in (slice(size), slice(-size, None))
+        for x in (slice(size), slice(-size, None))
+    ]
     candidates = [np.median(part, axis=0) for part in (*corners, rim)]
     every = np.concatenate(corners)
 
@@ -87,10 +91,12 @@ def _smooth(colours: Array, border: NDArray[np.bool_]) -> Array | None:
     y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
     terms = np.stack([np.ones_like(x), x, y, x * y, x * x, y * y], axis=-1)
     step = max(1, max(height, width) // 48)
-    surface = np.zeros((6, 3))
+    surface = np.zeros((6, colours.shape[2]))
     surface[0] = np.median(colours[border], axis=0)
     surface = _fitted(surface, terms[border], colours[border].astype(np.float64))
-    surface = _fitted(surface, terms[::step, ::step].reshape(-1, 6), colours[::step, ::step].reshape(-1, 3).astype(np.float64))
+    surface = _fitted(
+        surface, terms[::step, ::step].reshape(-1, 6), colours[::step, ::step].reshape(-1, colours.shape[2]).astype(np.float64)
+    )
     paper = (terms @ surface).astype(np.float32)
     off = np.linalg.norm(colours[border] - paper[border], axis=1)
     lit = _lamp(paper.mean(axis=2))[..., None]
@@ -98,11 +104,14 @@ def _smooth(colours: Array, border: NDArray[np.bool_]) -> Array | None:
 
 
 def _towards_ink(rest: Array) -> Array:
-    """(h, w, 3) -> (h, w): along the line on which most of the departing happens, which way most of it goes."""
-    flat = rest.reshape(-1, 3)
-    _, directions = np.linalg.eigh((flat.T @ flat).astype(np.float64))
-    line: Array = (flat @ directions[:, -1].astype(np.float32)).reshape(rest.shape[:2])
-    return line if float((line**3).sum()) > 0 else -line
+    """(h, w, 3 or 1) -> (h, w): along the line on which most of the departing happens, which way most of it goes."""
+    flat = rest.reshape(-1, rest.shape[2])
+    line = flat[:, 0]
+    if rest.shape[2] > 1:
+        _, directions = np.linalg.eigh((flat.T @ flat).astype(np.float64))
+        line = flat @ directions[:, -1].astype(np.float32)
+    towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line * line).sum() > 0 else -1)
+    return towards
 
 
 def _fitted(surface: Real, terms: Real, colours: Real) -> Real:
