@@ -1,6 +1,6 @@
 """A training step of `paper`: ours against the layers of XifengGuo/CapsNet-Pytorch, in turn, in one run.
 
-    python benchmarks/training_step.py
+    python -m benchmarks.training_step
 
 Prints images/s of each and the ratios, step by step and their median: the machine may drift, the ratio does not.
 Their formulation is written out below from its description, with what it computes and how: a vote tensor made by a

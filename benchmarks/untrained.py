@@ -22,7 +22,7 @@ def bundle_of(preset: str, folder: Path, like: Bundle) -> Bundle:
     torch.manual_seed(0)
     chosen = config.preset(preset)
     net = chosen.network
-    checkpoint = Checkpoint(chosen, like.manifest.classes, hardware="none")
+    checkpoint = Checkpoint(chosen, like.manifest.classes, data="none", hardware="none")
     made = folder / preset
     made.mkdir(parents=True)
     network = graphs.storable(Network(net))

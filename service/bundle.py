@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, Protocol, Self
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,10 +23,16 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraint
 
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
+EXAMPLE_LIMIT = 64 << 20  # bytes unpacked
 MANIFEST_LIMIT = 4 << 20  # bytes; one of compact is 20 thousand
 
 Array = NDArray[np.float32]
 Variant = Literal["fp32", "int8"]
+
+
+# Whatever a damaged zip can raise; the checksum has passed by then, so this is a bundle made wrong.
+_DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+_NUMPY_TYPES = {"float": "float32", "int64": "int64"}
 
 
 class BundleError(Exception):
@@ -70,6 +78,11 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 REPLAY_TOLERANCE: dict[Variant, float] = {"fp32": 2e-3, "int8": 2e-2}
 
 
+NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
+Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+Percentiles = dict[Annotated[str, StringConstraints(pattern=r"^\d{1,2}(\.\d+)?$")], FiniteFloat]
+
+
 class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -109,7 +122,7 @@ class Measured(_Part):
 
 
 class Metrics(_Part):
-    parity: FiniteFloat  # largest difference torch against ONNX Runtime, over all outputs, same weights
+    parity: FiniteFloat = Field(ge=0)  # largest difference torch against ONNX Runtime, over all outputs, same weights
     validation: dict[Variant, Measured] = {}
     test: dict[Variant, Measured] = {}  # filled by `captrain evaluate --record` alone
 
@@ -117,10 +130,10 @@ class Metrics(_Part):
 class Thresholds(_Part):
     """From validation pictures: what is usual for a picture that shows one of the classes."""
 
-    presence: FiniteFloat  # a capsule at least this long counts as present
-    lengths: dict[str, FiniteFloat]  # percentile -> length of the winning capsule, "0.5" to "50"
-    margins: dict[str, FiniteFloat]  # percentile -> winner's length less the runner-up's
-    reconstruction_errors: dict[str, dict[str, FiniteFloat]]  # class -> percentile, "50" to "99.9" -> error
+    presence: FiniteFloat = Field(ge=0, le=1)  # a capsule at least this long counts as present
+    lengths: Percentiles  # percentile -> length of the winning capsule, "0.5" to "50"
+    margins: Percentiles  # percentile -> winner's length less the runner-up's
+    reconstruction_errors: dict[str, Percentiles]  # class -> percentile, "50" to "99.9" -> error
 
 
 class Histogram(_Part):
@@ -144,7 +157,6 @@ class References(_Part):
     labels: tuple[FiniteFloat, ...]  # share of each class among the predictions
 
 
-Name = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9._-]{0,63}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -171,6 +183,7 @@ class Manifest(_Part):
     def _agrees_with_itself(self) -> Self:
         expect("files", sorted(REQUIRED), sorted(REQUIRED & self.files.keys()), ValueError)
         expect("files other than a bundle's", [], sorted(self.files.keys() - FILES), ValueError)
+        expect("version, the fingerprint", fingerprint(self.files).hex(), self.version, ValueError)
         expect("different class names", len(self.classes), len(set(self.classes)), ValueError)
         expect("prototypes", len(self.classes), len(self.prototypes), ValueError)
         for prototype in self.prototypes:
@@ -221,13 +234,22 @@ class Bundle:
         path = self.folder / EXAMPLE
         names = [f"{name}.{variant}" if name in ("lengths", "capsules") else name for name in Example._fields]
         try:
-            with path.open("rb") as file:
-                arrays = np.load(file, allow_pickle=False)
-                if not isinstance(arrays, np.lib.npyio.NpzFile):
-                    raise ValueError("a single array")
-                return Example(*(arrays[name] for name in names))
-        except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+            with zipfile.ZipFile(path) as archive:
+                size = sum(entry.file_size for entry in archive.infolist())
+            if size > EXAMPLE_LIMIT:
+                raise ValueError(f"{size} bytes unpacked where {EXAMPLE_LIMIT} are the most")
+            with np.load(path, allow_pickle=False) as arrays:
+                example = Example(*(arrays[name] for name in names))
+        except (*_DAMAGED, KeyError, ValueError, MemoryError) as error:
             raise BundleError(f"{path}: expected the arrays {', '.join(names)}, found {error}") from error
+        for spec in (*ENCODER.inputs, *ENCODER.outputs, *DECODER.inputs, *DECODER.outputs):
+            array = getattr(example, spec.name)
+            shape = (len(example.images), *spec.shape(self.manifest)[1:])
+            expect(f"{path}: type of {spec.name}", _NUMPY_TYPES[spec.dtype], array.dtype.name)
+            expect(f"{path}: shape of {spec.name}", shape, array.shape)
+        if not len(example.images):
+            raise BundleError(f"{path}: expected at least one picture to replay, found none")
+        return example
 
 
 def read(folder: Path) -> Bundle:
@@ -237,10 +259,10 @@ def read(folder: Path) -> Bundle:
         size = path.stat().st_size
         if size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: expected at most {MANIFEST_LIMIT} bytes, found {size}")
-        values = json.loads(path.read_bytes())
+        values = json.loads(path.read_bytes(), parse_constant=_no_number)
     except OSError as error:
         raise BundleError(f"{folder}: no bundle there: expected a readable {MANIFEST}, found {error.strerror}") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, found {error}") from error
     if isinstance(values, dict):
         expect(f"{path}: format", FORMAT, values.get("format"))
@@ -329,6 +351,18 @@ def checksum(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BundleError(f"{path}: expected a readable file, found {error.strerror}") from error
+
+
+def check_name(name: str) -> None:
+    """Before a bundle is made: its folder's name is the model's."""
+    if not re.fullmatch(NAME, name):
+        raise BundleError(
+            f"expected a model name of up to 64 small letters, digits, dots, dashes and underscores, found {name!r}"
+        )
+
+
+def _no_number(text: str) -> NoReturn:
+    raise ValueError(f"{text}, which JSON does not have")
 
 
 def expect(what: str, expected: object, found: object, error: type[Exception] = BundleError) -> None:

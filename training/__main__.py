@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from service.bundle import BundleError
 from training.config import PRESETS, Training, preset
-from training.errors import TrainingError
+from training.errors import StoppedError, TrainingError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,9 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         options.run(options)
     except TrainingError as error:
-        print(f"captrain: {error}", file=sys.stderr)
-        return error.exit_status
+        return _told(error, error.exit_status)
+    except (BundleError, OSError) as error:
+        return _told(error, TrainingError.exit_status)
+    except ModuleNotFoundError as error:
+        package = str(error.name).partition(".")[0]
+        extra = "cpu (or gpu)" if package == "onnxruntime" else "train"
+        return _told(f"{package} is not installed; `pip install 'capserve[{extra}]'` brings it", TrainingError.exit_status)
+    except KeyboardInterrupt:
+        return StoppedError.exit_status
     return 0
+
+
+def _told(error: object, status: int) -> int:
+    print(f"captrain: {error}", file=sys.stderr)
+    return status
 
 
 def parser() -> argparse.ArgumentParser:
@@ -42,7 +55,7 @@ def parser() -> argparse.ArgumentParser:
     for entry in dataclasses.fields(Training):
         flag = f"--{entry.name.replace('_', '-')}"
         kind = {"int": int, "float": float, "str": str}[str(entry.type)]
-        note = entry.metadata.get("help", "")
+        note = entry.metadata["help"]
         each.add_argument(
             flag, type=kind, default=argparse.SUPPRESS, metavar=str(entry.type).upper(), help=f"{note} (default: the preset's)"
         )
@@ -104,10 +117,10 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
-    from training import checkpoint, data, export
+    from training import checkpoint, export, subjects
 
     finished = checkpoint.load(options.source)
-    found = data.load(finished.config.training.dataset, options.data)
+    found = subjects.fitting(finished.config, finished.classes, options.data)
     made = export.export(finished, found, options.bundle, options.int8, say=print)
     size = sum(file.stat().st_size for file in made.folder.iterdir())
     print(f"{made.folder}: {', '.join(made.manifest.variants)}, {size / 1e6:.2f} MB, version {made.manifest.version}")

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
+Augmentation = Callable[[Tensor, Generator], Tensor]
+
 SHIFT = 2  # pixels, in the paper and here
 ROTATION, SCALE, SHEAR = 12.0, 0.12, 0.15  # degrees, fraction, horizontal tangent: at most this much either way
 
@@ -38,7 +40,7 @@ def affine(images: Tensor, generator: Generator) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-AUGMENTATIONS: dict[str, Callable[[Tensor, Generator], Tensor]] = {"none": none, "shift": shift, "affine": affine}
+AUGMENTATIONS: dict[str, Augmentation] = {"none": none, "shift": shift, "affine": affine}
 
 
 def moved(images: Tensor, limit: int, generator: Generator) -> Tensor:

@@ -73,8 +73,6 @@ class ClassCapsules(nn.Module):
         super().__init__()
         if routing not in ROUTINGS:
             raise UnknownNameError("routing", routing, ROUTINGS)
-        if iterations < 1:
-            raise UnknownNameError("number of routing iterations", str(iterations), ["any from 1 on"])
         self.routing, self.iterations = ROUTINGS[routing], iterations
         self.classes, self.pose_size, self.shared = classes, pose_size, shared
         shape = (size, classes * pose_size) if shared else (inputs, size, classes * pose_size)

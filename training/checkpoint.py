@@ -24,6 +24,7 @@ class Checkpoint:
 
     config: Config
     classes: tuple[str, ...]
+    data: str  # digest of the training pictures and labels
     hardware: str
     step: int = 0
     seconds: float = 0.0
@@ -36,8 +37,17 @@ class Checkpoint:
     def restored(self) -> Network:
         """The network to use: the averaged weights where the run keeps an average."""
         network = Network(self.config.network)
-        network.load_state_dict(self.average or self.network)
+        fill(network, self.average or self.network)
         return network.eval()
+
+
+def fill(network: Network, weights: dict[str, Any]) -> None:
+    try:
+        network.load_state_dict(weights)
+    except (RuntimeError, TypeError) as error:
+        raise CheckpointError(
+            f"the checkpoint's weights are not this network's, or another version wrote them: {error}"
+        ) from error
 
 
 def save(checkpoint: Checkpoint, run: Path) -> None:
@@ -77,12 +87,17 @@ def load(run: Path) -> Checkpoint:
         ) from error
 
 
-def resumable(run: Path, config: Config) -> Checkpoint:
-    """The checkpoint in `run`, if it is of this very config."""
+def resumable(run: Path, config: Config, data: str) -> Checkpoint:
+    """The checkpoint in `run`, if it is of this very config and data."""
     checkpoint = load(run)
     if different := checkpoint.config.differences(config):
         raise CheckpointError(
             f"{run / FILE} is of another config ({checkpoint.config.preset}) than asked for ({config.preset}): "
             f"{'; '.join(different)}. Resume with the settings it was started with, or choose another --out"
+        )
+    if checkpoint.data != data:
+        raise CheckpointError(
+            f"{run / FILE} was trained on other pictures (sha256 {checkpoint.data[:12]}) than these ({data[:12]}); "
+            "resume with the --data it was started with"
         )
     return checkpoint

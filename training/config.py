@@ -7,12 +7,13 @@ Command-line flags of `captrain train` are the fields of `Training`; knows no to
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
+from pydantic import TypeAdapter, ValidationError
 
-from training.errors import UnknownNameError
+from training.errors import SettingError, TrainingError, UnknownNameError
 
 
 @dataclass(frozen=True)
@@ -62,6 +63,10 @@ class CapsuleNet:
     classes: int = 10
     kind: Literal["capsules"] = "capsules"
 
+    def __post_init__(self) -> None:
+        if not 1 <= self.iterations <= 100:
+            raise SettingError(f"iterations must be from 1 to 100, got {self.iterations}")
+
 
 @dataclass(frozen=True)
 class PlainNet:
@@ -82,24 +87,36 @@ class PlainNet:
         return 1
 
 
+def _flag(default: Any, note: str = "", low: float | None = None, high: float | None = None) -> Any:
+    """A field of Training with its help and, for numbers, the range that makes sense: low and high included."""
+    return field(default=default, metadata={"help": note, "low": low, "high": high})
+
+
 @dataclass(frozen=True)
 class Training:
     """How a network is trained. Each field is a flag of `captrain train`."""
 
-    dataset: str = field(default="mnist", metadata={"help": "mnist, fashion, kmnist, or folder: any four idx files"})
-    epochs: int = 30
-    batch_size: int = 128
-    learning_rate: float = field(default=0.001, metadata={"help": "its highest value; the schedule takes it from there"})
-    schedule: str = field(default="one_cycle", metadata={"help": "one_cycle, exponential or constant"})
-    decay: float = field(default=0.9, metadata={"help": "factor per epoch of the exponential schedule"})
-    ema: float = field(default=0.999, metadata={"help": "weight averaging per step; 0 is none"})
-    augment: str = field(default="affine", metadata={"help": "none, shift (2 pixels, the paper's) or affine"})
-    pairs: str = field(default="none", metadata={"help": "none, overlapping (36x36) or side_by_side: two digits a picture"})
-    loss: str = field(default="margin", metadata={"help": "margin or cross_entropy"})
-    reconstruction: float = field(default=0.0005, metadata={"help": "weight of the summed squared reconstruction error"})
-    precision: str = field(default="auto", metadata={"help": "fp32, bf16, or auto: bf16 where the processor has it"})
-    validation: int = field(default=5_000, metadata={"help": "the last N training pictures are held out and choose everything"})
-    seed: int = 0
+    dataset: str = _flag("mnist", "mnist, fashion, kmnist, or folder: any four idx files")
+    epochs: int = _flag(30, "the whole run's; a schedule that has ended cannot be made longer", 1, 100_000)
+    batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
+    learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
+    schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
+    decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
+    ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
+    augment: str = _flag("affine", "none, shift (2 pixels, the paper's) or affine")
+    pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
+    loss: str = _flag("margin", "margin or cross_entropy")
+    reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
+    precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
+    validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
+    seed: int = _flag(0, "all randomness follows from it", 0, 2**31 - 1)
+
+    def __post_init__(self) -> None:
+        for entry in dataclasses.fields(self):
+            value, low, high = getattr(self, entry.name), entry.metadata["low"], entry.metadata["high"]
+            if low is not None and not low <= value <= (math.inf if high is None else high):  # a NaN is not
+                upto = "up" if high is None else f"to {high:g}"
+                raise SettingError(f"{entry.name.replace('_', '-')} must be from {low:g} {upto}, got {value}")
 
 
 @dataclass(frozen=True)
@@ -113,7 +130,12 @@ class Config:
 
     @staticmethod
     def from_dict(values: dict[str, Any]) -> Config:
-        return _CONFIG.validate_python(values)
+        try:
+            return _CONFIG.validate_python(values)
+        except ValidationError as error:
+            raise TrainingError(
+                f"not a config of this version of captrain: {error.errors()[0]['msg']} in {error.errors()[0]['loc']}"
+            ) from error
 
     def differences(self, other: Config) -> list[str]:
         """Where two configs part, as `training.epochs: 30 against 1`."""

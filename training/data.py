@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import http.client
 import os
 import struct
 import urllib.request
 import zlib
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -105,6 +107,13 @@ class DataSet:
     train: Digits = field(repr=False)
     test: Digits = field(repr=False)
 
+    @cached_property
+    def digest(self) -> str:
+        """Names the training pictures and labels, so that a run is not resumed on others."""
+        content = hashlib.sha256(self.train.images.numpy().tobytes())
+        content.update(self.train.labels.numpy().tobytes())
+        return content.hexdigest()
+
     def split(self, held_out: int) -> tuple[Digits, Digits]:
         """Training and validation pictures: the last `held_out` choose everything, the test set nothing."""
         count = len(self.train)
@@ -124,10 +133,15 @@ def load(dataset: str, folder: Path | None = None) -> DataSet:
     test = _digits(found, FILES[2], FILES[3], source)
     if train.images.shape[2:] != test.images.shape[2:]:
         raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
-    classes = source.classes or tuple(str(label) for label in range(int(train.labels.max()) + 1))
+    present = torch.arange(len(source.classes)) if source.classes else train.labels.unique()
+    if len(present) < 2:
+        raise DataError(f"{found / FILES[1]}: expected at least two classes, found {len(present)}")
     for name, digits in ((FILES[1], train), (FILES[3], test)):
-        if int(digits.labels.max()) >= len(classes):
-            raise DataError(f"{found / name}: label {int(digits.labels.max())} is outside the {len(classes)} classes")
+        outside = digits.labels[~torch.isin(digits.labels, present)]
+        if len(outside):
+            raise DataError(f"{found / name}: label {int(outside[0])} is outside the {len(present)} classes")
+    classes = source.classes or tuple(str(label) for label in present.tolist())
+    train, test = (Digits(each.images, torch.searchsorted(present, each.labels)) for each in (train, test))
     return DataSet(dataset, classes, train, test)
 
 
@@ -158,10 +172,10 @@ def download(source: Source, folder: Path) -> Path:
             try:
                 packed = _fetch(f"{mirror}{name}.gz")
                 check(_unpack(packed, target), packed, name, source, origin=f"{mirror}{name}.gz")
-            except (OSError, DataError) as error:
+            except (OSError, http.client.HTTPException, DataError) as error:
                 failures.append(f"{mirror}: {error}")
                 continue
-            partial = target.with_suffix(".part")
+            partial = target.with_suffix(f".{os.getpid()}.part")  # several processes may train
             partial.write_bytes(packed)
             partial.replace(target)
             break
@@ -172,6 +186,8 @@ def download(source: Source, folder: Path) -> Path:
 
 def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, origin: str) -> None:
     """The md5 of a known set's file, of the unpacked bytes where that is known, else of the .gz."""
+    if source.packed and packed is None:
+        raise DataError(f"{origin}: only the published .gz of this data set can be checked; expected {name}.gz")
     for content, is_packed in ((unpacked, False), (packed, True)):
         expected = source.expected(name, is_packed)
         if content is None or expected is None:

@@ -35,6 +35,14 @@ class Place:
         dist.all_reduce(raised, dist.ReduceOp.MAX)
         return bool(raised)
 
+    def total(self, sums: torch.Tensor) -> list[float]:
+        """The sums of all processes together; every process gets them."""
+        if self.world > 1:
+            sums = sums.clone()
+            dist.all_reduce(sums)
+        values: list[float] = sums.tolist()
+        return values
+
     def wait(self) -> None:
         if self.world > 1:
             dist.barrier()

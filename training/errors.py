@@ -15,6 +15,10 @@ class UnknownNameError(TrainingError):
         super().__init__(f"unknown {what} {name!r}; choose one of: {names}")
 
 
+class SettingError(TrainingError):
+    """A number outside the range that makes sense."""
+
+
 class DataError(TrainingError):
     """A data file that is missing, truncated or not what its name says."""
 

@@ -12,9 +12,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from training.augment import none
 from training.data import Digits
 from training.networks import Encoding, Network
-from training.pairs import Batch, arrangement, scaled
+from training.pairs import Batch, Partners, arrangement
 
 Z_95 = 1.959964  # two-sided 95 % of a normal distribution
 
@@ -117,7 +118,6 @@ def draw(model: Model, capsules: Tensor, predicted: Tensor) -> Tensor:
 def fixed_batches(digits: Digits, pairs: str, size: int = 250, seed: int = 0) -> Iterator[Batch]:
     """Every picture once, unaltered and in order; for pairs the same partners each time."""
     generator = torch.Generator().manual_seed(seed)
-    arrange = arrangement(pairs).arrange
+    arrange, partners = arrangement(pairs).arrange, Partners(digits)
     for start in range(0, len(digits), size):
-        part = digits[start : start + size]
-        yield arrange(scaled(part.images), part.labels, digits, generator)
+        yield arrange(digits[start : start + size], partners, none, generator)

@@ -5,7 +5,6 @@ Reads training and validation pictures only. The test set is `captrain evaluate`
 
 from __future__ import annotations
 
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -38,14 +37,19 @@ EXAMPLES = 3
 
 def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
     """Writes the bundle beside its place first, so that a failure leaves what was there."""
+    bundle.check_name(folder.name)
+    if folder.exists() and not (folder / bundle.MANIFEST).exists():
+        raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
+    done, asked = len(checkpoint.history), checkpoint.config.training.epochs
+    if done < asked:
+        say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent) as work:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
         draft = Path(work) / folder.name
         draft.mkdir()
         _build(checkpoint, data, draft, quantised, say)
         if folder.exists():
-            bundle.read(folder)  # only a bundle is replaced by a bundle
-            shutil.rmtree(folder)
+            folder.rename(Path(work) / "before")  # goes with the temporary folder, once the new one stands
         draft.rename(folder)
     return bundle.read(folder)
 
@@ -56,7 +60,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
-    if worst > PARITY:
+    if not worst <= PARITY:  # a NaN is not
         raise ExportError(f"torch and ONNX Runtime differ by {worst:.2g}; expected at most {PARITY}")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
     batches = partial(fixed_batches, validation, config.training.pairs)
@@ -108,7 +112,9 @@ def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]
         poses = torch.take_along_dim(expected.capsules, winners[:, None, None], dim=1).squeeze(1)
         drawings = reference.reconstruct(poses, winners), model.reconstruct(poses, winners)
         for ours, theirs in (*zip(expected, found, strict=True), drawings):
-            worst = max(worst, float((ours - theirs).abs().max()))
+            difference = float((ours - theirs).abs().max())
+            if not difference <= worst:
+                worst = difference
     return worst
 
 

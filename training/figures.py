@@ -29,6 +29,7 @@ def figures(
         "curves.png": curves(history),
     }
     for name, figure in drawn.items():
+        (out / name).unlink(missing_ok=True)
         if figure is not None:
             figure.savefig(out / name, dpi=120, bbox_inches="tight")
     return [out / name for name, figure in drawn.items() if figure is not None]

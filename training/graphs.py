@@ -65,9 +65,11 @@ def save_halved(graph: onnx.ModelProto, path: Path) -> None:
     """Writes a graph with its large weights as float16 and a Cast after each; ONNX Runtime folds those away at load."""
     graph = copy.deepcopy(graph)
     casts = []
+    quantising = [node for node in graph.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    scales = {node.input[1] for node in quantising}  # down to 1e-6, where float16 has few digits
     for weights in graph.graph.initializer:
         values = numpy_helper.to_array(weights)
-        if values.dtype != np.float32 or values.size < HALVED_FROM:
+        if values.dtype != np.float32 or values.size < HALVED_FROM or weights.name in scales:
             continue
         name = weights.name
         weights.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}.half"))

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from training.capsules import ClassCapsules, PrimaryCapsules, lengths
 from training.config import CapsuleNet, Conv, PlainNet
+from training.errors import SettingError
 
 
 class Encoding(NamedTuple):
@@ -125,7 +126,12 @@ def parameters(module: nn.Module) -> int:
 def _probe(layers: nn.Module, image_shape: tuple[int, int, int]) -> torch.Size:
     """The shape that comes out, by asking the layers themselves; eval mode so that batch norm keeps its statistics."""
     with torch.no_grad():
-        out = layers.eval()(torch.zeros(1, *image_shape))
+        try:
+            out = layers.eval()(torch.zeros(1, *image_shape))
+        except RuntimeError as error:
+            raise SettingError(
+                f"pictures of {'x'.join(map(str, image_shape))} are too small for this network: {error}"
+            ) from error
     layers.train()
     shape: torch.Size = out.shape
     return shape

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Generator, Tensor
 
-from training.augment import moved
+from training.augment import Augmentation, moved, none, shift
 from training.data import Digits
 from training.errors import DataError, UnknownNameError
 
@@ -27,29 +28,58 @@ class Batch(NamedTuple):
     targets: Tensor  # (batch, objects, C, H, W): each object by itself
 
 
-def single(images: Tensor, labels: Tensor, partners: Digits, generator: Generator) -> Batch:
-    return Batch(images, labels.unsqueeze(1), images.unsqueeze(1))
+class Partners:
+    """Pictures to pair others with, sorted by class once."""
+
+    def __init__(self, digits: Digits) -> None:
+        self.digits = digits
+
+    @cached_property
+    def classes(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Pictures in the order of their class; the classes present; where each begins in that order; how many it has."""
+        order = self.digits.labels.argsort(stable=True)
+        present, counts = self.digits.labels.unique(return_counts=True)
+        if len(present) < 2:
+            raise DataError(f"pairs of different classes need at least two classes, found {len(present)}")
+        return order, present, counts.cumsum(0) - counts, counts
+
+    def of_another_class(self, labels: Tensor, generator: Generator) -> Digits:
+        """For each label a picture of some other class, all classes equally likely."""
+        order, present, starts, counts = self.classes
+        step = torch.randint(1, len(present), labels.shape, generator=generator, device=labels.device)
+        chosen = (torch.searchsorted(present, labels) + step) % len(present)
+        place = torch.rand(labels.shape, generator=generator, device=labels.device)
+        return self.digits[order[starts[chosen] + (place * counts[chosen]).long().clamp_max(counts[chosen] - 1)]]
 
 
-def overlapping(images: Tensor, labels: Tensor, partners: Digits, generator: Generator) -> Batch:
+def single(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> Batch:
+    images = augment(scaled(digits.images), generator)
+    return Batch(images, digits.labels.unsqueeze(1), images.unsqueeze(1))
+
+
+def overlapping(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> Batch:
     """Sabour et al. 2017, section 6: two digits of different classes on one 36x36 canvas, each shifted up to 4 pixels."""
-    others, their_labels = another_class(labels, partners, generator)
+    augment = none if augment is shift else augment  # it shifts already
     margin = (OVERLAP_SHIFT,) * 4
-    both = [moved(F.pad(digit, margin), OVERLAP_SHIFT, generator) for digit in (images, scaled(others))]
-    return _pair((both[0] + both[1]).clamp_max(1.0), both, labels, their_labels)
+    both = _two(digits, partners, augment, generator)
+    moves = [moved(F.pad(images, margin), OVERLAP_SHIFT, generator) for images, _ in both]
+    return _pair((moves[0] + moves[1]).clamp_max(1.0), moves, [labels for _, labels in both])
 
 
-def side_by_side(images: Tensor, labels: Tensor, partners: Digits, generator: Generator) -> Batch:
+def side_by_side(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> Batch:
     """Su 2018: two digits of different classes next to each other, on a canvas twice as wide."""
-    others, their_labels = another_class(labels, partners, generator)
-    width = images.shape[-1]
-    both = [F.pad(images, (0, width)), F.pad(scaled(others), (width, 0))]
-    return _pair(both[0] + both[1], both, labels, their_labels)
+    (left, label), (right, other) = _two(digits, partners, augment, generator)
+    width = left.shape[-1]
+    places = [F.pad(left, (0, width)), F.pad(right, (width, 0))]
+    return _pair(places[0] + places[1], places, [label, other])
+
+
+Arrange = Callable[[Digits, Partners, Augmentation, Generator], Batch]
 
 
 @dataclass(frozen=True)
 class Arrangement:
-    arrange: Callable[[Tensor, Tensor, Digits, Generator], Batch]
+    arrange: Arrange
     objects: int
     canvas: Callable[[int, int], tuple[int, int]]  # height and width of one digit -> of the picture
 
@@ -67,24 +97,16 @@ def arrangement(name: str) -> Arrangement:
     return ARRANGEMENTS[name]
 
 
-def another_class(labels: Tensor, partners: Digits, generator: Generator) -> tuple[Tensor, Tensor]:
-    """For each label a picture of some other class, all classes equally likely."""
-    by_class = partners.labels.argsort(stable=True)
-    present, counts = partners.labels.unique(return_counts=True)
-    if len(present) < 2:
-        raise DataError(f"pairs of different classes need at least two classes, found {len(present)}")
-    starts = counts.cumsum(0) - counts
-    step = torch.randint(1, len(present), labels.shape, generator=generator, device=labels.device)
-    chosen = (torch.searchsorted(present, labels) + step) % len(present)
-    place = torch.rand(labels.shape, generator=generator, device=labels.device)
-    index = by_class[starts[chosen] + (place * counts[chosen]).long().clamp_max(counts[chosen] - 1)]
-    return partners.images[index], partners.labels[index]
-
-
 def scaled(images: Tensor) -> Tensor:
     """Bytes as they lie in the files -> [0, 1]."""
     return images.float() / 255.0
 
 
-def _pair(images: Tensor, both: list[Tensor], labels: Tensor, their_labels: Tensor) -> Batch:
-    return Batch(images, torch.stack([labels, their_labels], dim=1), torch.stack(both, dim=1))
+def _two(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> list[tuple[Tensor, Tensor]]:
+    """The pictures and their partners, augmented alike, each with its labels."""
+    others = partners.of_another_class(digits.labels, generator)
+    return [(augment(scaled(each.images), generator), each.labels) for each in (digits, others)]
+
+
+def _pair(images: Tensor, both: list[Tensor], labels: list[Tensor]) -> Batch:
+    return Batch(images, torch.stack(labels, dim=1), torch.stack(both, dim=1))

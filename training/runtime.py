@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import onnxruntime
 import torch
 from torch import Tensor
 
 from service.bundle import CAPSULES, CLASSES, DECODER, ENCODER, IMAGES, LENGTHS, POSES, RECONSTRUCTIONS, Manifest, check_signature
-from training.errors import TrainingError
 from training.networks import Encoding
-
-try:
-    import onnxruntime
-except ModuleNotFoundError as error:
-    raise TrainingError("onnxruntime is not installed; `pip install capserve[cpu]` (or [gpu]) brings it") from error
 
 
 class OnnxModel:

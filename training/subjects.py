@@ -9,14 +9,15 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service import bundle
-from service.bundle import MANIFEST, Bundle, BundleError
+from service.bundle import MANIFEST, Bundle
 from training import checkpoint, graphs
 from training.config import Config
 from training.data import DataSet, load
-from training.errors import CheckpointError, DataError, TrainingError
+from training.errors import CheckpointError, DataError
 from training.evaluate import Model, TorchModel
 from training.export import write_graphs
 from training.runtime import OnnxModel
+from training.train import fitted
 
 
 @dataclass(frozen=True)
@@ -28,11 +29,18 @@ class Subject:
     bundle: Bundle | None
 
     def data(self, folder: Path | None) -> DataSet:
-        """The data set it was trained on; another one has other classes or another picture size."""
-        found = load(self.config.training.dataset, folder)
-        if found.classes != self.classes:
-            raise DataError(f"expected the classes {', '.join(self.classes)}, found {', '.join(found.classes)}")
-        return found
+        return fitting(self.config, self.classes, folder)
+
+
+def fitting(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
+    """The data set that a network was trained on, or one of the same classes and picture size."""
+    found = load(config.training.dataset, folder)
+    if found.classes != classes:
+        raise DataError(f"expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}")
+    expected, actual = config.network.image_shape, fitted(config, found).network.image_shape
+    if expected != actual:
+        raise DataError(f"expected pictures that make inputs of {expected}, found {actual}")
+    return found
 
 
 @contextmanager
@@ -48,15 +56,12 @@ def opened(path: Path) -> Iterator[Subject]:
 
 
 def _bundle(path: Path) -> Subject:
-    try:
-        read = bundle.read(path)
-        models: dict[str, Model] = {}
-        for variant in read.manifest.variants:
-            models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
-            model.check(read.manifest)
-    except BundleError as error:
-        raise TrainingError(str(error)) from error
+    read = bundle.read(path)
     manifest = read.manifest
+    models: dict[str, Model] = {}
+    for variant in manifest.variants:
+        models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
+        model.check(manifest)
     return Subject(Config.from_dict(manifest.config), manifest.classes, manifest.training.history, models, read)
 
 

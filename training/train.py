@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -34,9 +34,10 @@ from training.errors import CheckpointError, DivergedError, StoppedError, Unknow
 from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
 from training.losses import LOSSES, reconstruction
 from training.networks import Network
-from training.pairs import Batch, arrangement, scaled
+from training.pairs import Batch, Partners, arrangement
 from training.schedules import SCHEDULES
 
+SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
 REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
 
 
@@ -52,14 +53,16 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     out.mkdir(parents=True, exist_ok=True)
     config = fitted(config, data)
     if resume:
-        start = checkpoints.resumable(out, config)
+        start = checkpoints.resumable(out, config, data.digest)
     elif (out / checkpoints.FILE).exists():
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
-        start = Checkpoint(config, data.classes, hardware(place.device))
+        start = Checkpoint(config, data.classes, data.digest, hardware(place.device))
     place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     run = Run(start, data, out, place)
+    if run.ended and place.leads:
+        print(f"{out} is already at epoch {config.training.epochs} of {config.training.epochs}: evaluate or export it")
     with _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
@@ -75,6 +78,7 @@ class Run:
         self.checkpoint, self.settings, self.out, self.place = start, settings, out, place
         learn, self.validation = data.split(settings.validation)
         self.learn = learn.to(place.device)
+        self.partners = Partners(self.learn)
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
         self.dtype = precision(settings.precision, place.device)
         self.augment = _named("augmentation", settings.augment, AUGMENTATIONS)
@@ -117,7 +121,8 @@ class Run:
         state, size = self.checkpoint, self.settings.batch_size
         epoch, done = divmod(state.step, self.steps_per_epoch)
         order = torch.randperm(len(self.learn), generator=self._generator(epoch, purpose="order")).to(self.place.device)
-        sums = torch.tensor([state.running.get(key, 0.0) for key in ("loss", "errors", "seen")], device=self.place.device)
+        before = [state.running.get(key, 0.0) if self.place.leads else 0.0 for key in SUMS]
+        sums = torch.tensor(before, device=self.place.device)
         self.network.train()
         title = f"epoch {epoch + 1}/{self.settings.epochs}"
         with tqdm(
@@ -125,25 +130,26 @@ class Run:
         ) as bar:
             for number in range(done, self.steps_per_epoch):
                 picked = order[number * size : (number + 1) * size]
-                sums += self._step(picked[self.place.rank :: self.place.world])
+                sums += self._step(picked)
                 state.step += 1
                 bar.update(len(picked))
-                if number % REPORT_EVERY == 0:
-                    loss, errors, seen = sums.tolist()
+                looks = number % REPORT_EVERY == 0
+                if looks:
+                    loss, errors, seen = self.place.total(sums)
                     self._check(loss)
                     bar.set_postfix(loss=f"{loss / seen:.4f}", accuracy=f"{100 - 100 * errors / seen:.2f}%")
-                if self.place.any(self.stopping):
+                if (looks or self.place.world == 1) and self.place.any(self.stopping):
                     self.stopping = True
                     break
-        state.running = dict(zip(("loss", "errors", "seen"), sums.tolist(), strict=True))
+        state.running = dict(zip(SUMS, self.place.total(sums), strict=True))
         self._check(state.running["loss"])
 
     def _step(self, picked: Tensor) -> Tensor:
-        """One update of the weights; gives (summed loss, errors, pictures)."""
+        """One update of the weights by this process's share of a batch; gives the share's (summed loss, errors, pictures)."""
         state = self.checkpoint
-        if not len(picked):  # the last batch was too small for this many processes
-            picked = torch.zeros(1, dtype=torch.int64, device=self.place.device)
-        batch = self._batch(picked)
+        share = picked[self.place.rank :: self.place.world]
+        batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
+        count = len(share)
         rate = self.schedule(state.step / (self.settings.epochs * self.steps_per_epoch), self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate
@@ -152,20 +158,18 @@ class Run:
         loss = self.loss(encoding.lengths, batch.labels)
         loss = loss + self.settings.reconstruction * reconstruction(drawings, batch.targets)
         self.optimizer.zero_grad()
-        loss.backward()
+        (loss * (count * self.place.world / len(picked))).backward()  # DDP averages over processes, we over pictures
         self.optimizer.step()
         if self.average is not None:
             self.average.update(self.network, state.step)
         found = objects(encoding.lengths.detach(), batch.labels.shape[1])
-        count = len(batch.images)
-        return torch.stack([loss.detach() * count, (~hits(found, batch.labels)).sum(), loss.new_tensor(count)])
+        return torch.stack([loss.detach() * count, (~hits(found, batch.labels))[:count].sum(), loss.new_tensor(count)])
 
     def _batch(self, picked: Tensor) -> Batch:
         state = self.checkpoint
         torch.manual_seed(self._seed(state.step, purpose="dropout"))
         generator = self._generator(state.step, purpose="augment", device=self.place.device)
-        chosen = self.learn[picked]
-        batch = self.arrange(self.augment(scaled(chosen.images), generator), chosen.labels, self.learn, generator)
+        batch = self.arrange(self.learn[picked], self.partners, self.augment, generator)
         return batch._replace(images=batch.images.contiguous(memory_format=torch.channels_last))
 
     def _close_epoch(self) -> None:
@@ -187,7 +191,6 @@ class Run:
             "learning_rate": self.optimizer.param_groups[0]["lr"],
             "seconds": seconds,
         }
-        self._check(row["validation_reconstruction_error"])
         state.history.append(row)
         self._show(row)
         tqdm.write(
@@ -203,14 +206,19 @@ class Run:
                 writer.add_scalar(key, value, epoch)
 
     def _check(self, loss: float) -> None:
-        """Before anything is saved: a loss that is no number must not replace a good checkpoint."""
         if not math.isfinite(loss):
-            kept = self.out / checkpoints.FILE
-            hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
-            raise DivergedError(f"the loss is {loss} at step {self.checkpoint.step}; {hint}. Try a lower --learning-rate")
+            self._diverged(f"the loss is {loss}")
+
+    def _diverged(self, what: str) -> NoReturn:
+        kept = self.out / checkpoints.FILE
+        hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
+        raise DivergedError(f"{what} at step {self.checkpoint.step}; {hint}. Try a lower --learning-rate")
 
     def _save(self) -> None:
+        """Never over a good checkpoint with weights that are no numbers: their loss may not have been seen yet."""
         state = self.checkpoint
+        if not all(bool(weights.isfinite().all()) for weights in self.network.parameters()):
+            self._diverged("a weight is no finite number")
         state.network = self.network.state_dict()
         state.average = self.average.network.state_dict() if self.average is not None else {}
         state.optimizer = self.optimizer.state_dict()
@@ -219,10 +227,10 @@ class Run:
 
     def _restore(self) -> None:
         state = self.checkpoint
-        self.network.load_state_dict(state.network)
+        checkpoints.fill(self.network, state.network)
         self.optimizer.load_state_dict(state.optimizer)
         if self.average is not None:
-            self.average.network.load_state_dict(state.average)
+            checkpoints.fill(self.average.network, state.average)
 
     def _seed(self, number: int, purpose: str) -> int:
         """A seed of its own for each epoch's order and each step's dropout and augmentation."""

@@ -84,7 +84,11 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"name": "../../etc"}, "name"),
         ({"files__evil.sh": "0" * 64}, r"files other than a bundle's: expected \[\], found \['evil.sh'\]"),
         ({"surprise": 1}, "surprise: Extra inputs are not permitted"),
-        ({"thresholds__presence": float("nan")}, "thresholds.presence"),
+        ({"thresholds__presence": float("nan")}, "expected JSON, found NaN"),
+        ({"thresholds__presence": -5}, "thresholds.presence"),
+        ({"thresholds__lengths": {"lol": 1}}, "thresholds.lengths"),
+        ({"metrics__parity": -1}, "metrics.parity"),
+        ({"version": "other"}, "version, the fingerprint: expected 3ac2fd64ba5b22bf, found other"),
         ({"references__winner_length__edges": [0, 1]}, "expected 21 edges for 20 shares, found 2"),
     ],
 )
@@ -93,7 +97,7 @@ def test_a_manifest_that_is_wrong_says_where(copy: Path, values: dict[str, Any],
         bundle.read(altered(copy, **values))
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe"])
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b"[" * 200_000])
 def test_a_manifest_that_is_no_json_object_is_an_error(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)
     with pytest.raises(BundleError, match=r"manifest\.json"):
@@ -133,6 +137,54 @@ def test_a_damaged_example_is_an_error(copy: Path, content: bytes) -> None:
     (copy / EXAMPLE).write_bytes(content)
     with pytest.raises(BundleError, match=r"example\.npz: expected the arrays images, lengths"):
         Bundle(copy, bundle.read(TINY).manifest).example("fp32")
+
+
+def test_no_damage_to_an_example_escapes_as_another_error(copy: Path) -> None:
+    """Three random bytes overwritten, three hundred times: it reads, or it is a BundleError."""
+    made, whole, errors = Bundle(copy, bundle.read(TINY).manifest), (TINY / EXAMPLE).read_bytes(), 0
+    generator = np.random.default_rng(0)
+    for _ in range(300):
+        content = bytearray(whole)
+        for place in generator.integers(len(content), size=3):
+            content[place] = generator.integers(256)
+        (copy / EXAMPLE).write_bytes(content)
+        try:
+            made.example("fp32")
+        except BundleError:
+            errors += 1
+    assert errors > 200
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "message"),
+    [
+        (
+            "images",
+            np.zeros((2, 1, 28, 28), np.float32),
+            r"shape of lengths.fp32|shape of lengths: expected \(2, 10\), found \(3, 10\)",
+        ),
+        ("images", np.zeros((3, 1, 28, 27), np.float32), r"shape of images: expected \(3, 1, 28, 28\), found \(3, 1, 28, 27\)"),
+        ("images", np.zeros((3, 1, 28, 28)), "type of images: expected float32, found float64"),
+        ("classes", np.zeros(3, np.int32), "type of classes: expected int64, found int32"),
+        ("images", np.zeros((1 << 16, 28, 28), np.float32), "bytes unpacked where 67108864 are the most"),
+    ],
+)
+def test_an_example_of_another_shape_or_size_is_an_error(copy: Path, name: str, values: NDArray[Any], message: str) -> None:
+    np.savez_compressed(copy / EXAMPLE, allow_pickle=False, **{**dict(np.load(TINY / EXAMPLE)), name: values})
+    with pytest.raises(BundleError, match=message):
+        Bundle(copy, bundle.read(TINY).manifest).example("fp32")
+
+
+def test_an_empty_example_is_an_error(copy: Path) -> None:
+    np.savez(copy / EXAMPLE, allow_pickle=False, **{key: values[:0] for key, values in np.load(TINY / EXAMPLE).items()})
+    with pytest.raises(BundleError, match="at least one picture to replay"):
+        Bundle(copy, bundle.read(TINY).manifest).example("fp32")
+
+
+@pytest.mark.parametrize("name", ["MyNet", "", "a/b", "-x", "x" * 65])
+def test_a_name_that_is_none_says_what_one_is(name: str) -> None:
+    with pytest.raises(BundleError, match="model name of up to 64 small letters"):
+        bundle.check_name(name)
 
 
 class Argument(NamedTuple):

@@ -14,7 +14,7 @@ from training.networks import Network
 
 def state(step: int = 5) -> Checkpoint:
     network = Network(PRESETS["tiny"].network)
-    return Checkpoint(PRESETS["tiny"], ("a", "b"), "a machine", step=step, network=network.state_dict())
+    return Checkpoint(PRESETS["tiny"], ("a", "b"), "digest", "a machine", step=step, network=network.state_dict())
 
 
 def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
@@ -51,6 +51,20 @@ def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
     (tmp_path / checkpoint.FILE).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a checkpoint of this program, or damaged"):
         checkpoint.load(tmp_path)
+
+
+def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
+    saved = state()
+    saved.network.popitem()
+    with pytest.raises(CheckpointError, match="the checkpoint's weights are not this network's, or another version wrote them"):
+        saved.restored()
+
+
+def test_the_averaged_weights_are_the_ones_to_use() -> None:
+    saved = state()
+    saved.average = {key: value + 1 for key, value in saved.network.items()}
+    for key, value in saved.restored().state_dict().items():
+        assert torch.equal(value, saved.average[key])
 
 
 def test_a_missing_checkpoint_says_what_was_expected(tmp_path: Path) -> None:

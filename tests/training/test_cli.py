@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.training import drawn
+
+ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
 
 
@@ -23,6 +26,31 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "epoch 2/2  loss" in done.stdout
     assert "img/s" in done.stderr  # the progress bar
     return out
+
+
+def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:
+    done = captrain("train", "--preset", "tiny", "--data", folder, "--out", run, *FLAGS, "--resume")
+    assert done.returncode == 0
+    assert "is already at epoch 2 of 2: evaluate or export it" in done.stdout
+
+
+@pytest.mark.parametrize(("missing", "extra"), [("onnxruntime", "cpu (or gpu)"), ("torch", "train"), ("onnx", "train")])
+def test_a_missing_package_is_an_instruction(missing: str, extra: str, run: Path, folder: Path) -> None:
+    program = f"import sys; sys.modules[{missing!r}] = None\nfrom training.__main__ import main; sys.exit(main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, "evaluate", str(run), "--data", str(folder)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert done.stderr.strip() == f"captrain: {missing} is not installed; `pip install 'capserve[{extra}]'` brings it"
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "export", "figures"])
+def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path, tmp_path: Path) -> None:
+    other = drawn.write(tmp_path / "small", side=20)
+    target = {"evaluate": [], "export": ["--bundle", tmp_path / "x"], "figures": ["--out", tmp_path / "y"]}[verb]
+    done = captrain(verb, run, *target, "--data", other)
+    assert done.returncode == 2
+    assert "expected pictures that make inputs of (1, 28, 28), found (1, 20, 20)" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +93,11 @@ def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
             assert picture.width > 300
 
 
+def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
+    """The flags that go before the mistake, which then wins."""
+    return [*arguments[:1], *(FLAGS if arguments[0] == "train" else []), *arguments[1:], "--data", str(folder)]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -74,17 +107,26 @@ def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
             "unknown routing 'em'; choose one of: agreement, dynamic",
         ),
         (["train", "--preset", "pooled", "--routing", "dynamic", "--out", "x"], "preset pooled has no routing"),
+        (["train", "--preset", "tiny", "--out", "x", "--batch-size", "0"], "batch-size must be from 1 to 1e+06, got 0"),
+        (
+            ["train", "--preset", "tiny", "--out", "x", "--learning-rate", "nan"],
+            "learning-rate must be from 1e-08 to 10, got nan",
+        ),
+        (["train", "--preset", "tiny", "--out", "x", "--ema", "1.5"], "ema must be from 0 to 0.999999, got 1.5"),
+        (["train", "--preset", "tiny", "--out", "x", "--epochs", "-1"], "epochs must be from 1 to 100000, got -1"),
+        (["train", "--preset", "tiny", "--out", "x", "--iterations", "0"], "iterations must be from 1 to 100, got 0"),
+        (["train", "--preset", "tiny", "--out", "/dev/null/x"], "Not a directory"),
         (["evaluate", "nowhere"], "neither a run (checkpoint.pt) nor a bundle (manifest.json) is there"),
         (["export", "nowhere", "--bundle", "x"], "no checkpoint there"),
     ],
 )
 def test_mistakes_are_a_line_that_says_what_to_do(arguments: list[str], message: str, folder: Path, tmp_path: Path) -> None:
     done = subprocess.run(
-        [sys.executable, "-m", "training", *arguments, "--data", str(folder), *(FLAGS if arguments[0] == "train" else [])],
+        [sys.executable, "-m", "training", *_with_defaults(arguments, folder)],
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env={"PYTHONPATH": str(Path(__file__).parents[2])},
+        env={"PYTHONPATH": str(ROOT)},
     )
     assert done.returncode == 2
     assert message in done.stderr

@@ -91,9 +91,36 @@ def test_a_truncated_idx_names_sizes(copy: Path) -> None:
         load("folder", copy)
 
 
+def test_classes_of_a_folder_are_the_labels_found(copy: Path) -> None:
+    labels = np.array([1, 5, 9], np.uint8)
+    drawn.write_idx(copy / f"{FILES[1]}.gz", labels[np.arange(400) % 3], IDX_LABELS)
+    drawn.write_idx(copy / f"{FILES[3]}.gz", labels[np.arange(60) % 3], IDX_LABELS)
+    found = load("folder", copy)
+    assert found.classes == ("1", "5", "9")
+    assert found.train.labels[:4].tolist() == [0, 1, 2, 0]
+    drawn.write_idx(copy / f"{FILES[3]}.gz", np.full(60, 4, np.uint8), IDX_LABELS)
+    with pytest.raises(DataError, match="t10k-labels-idx1-ubyte: label 4 is outside the 3 classes"):
+        load("folder", copy)
+
+
+def test_one_class_is_not_enough(copy: Path) -> None:
+    drawn.write_idx(copy / f"{FILES[1]}.gz", np.zeros(400, np.uint8), IDX_LABELS)
+    with pytest.raises(DataError, match="expected at least two classes, found 1"):
+        load("folder", copy)
+
+
+def test_plain_files_of_a_set_that_is_known_packed_are_refused(copy: Path) -> None:
+    for name in FILES:
+        packed = copy / f"{name}.gz"
+        (copy / name).write_bytes(gzip.decompress(packed.read_bytes()))
+        packed.unlink()
+    with pytest.raises(DataError, match=r"only the published \.gz of this data set can be checked"):
+        load("kmnist", copy)
+
+
 def test_labels_outside_the_classes_are_an_error(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOURCES, "five", Source(classes=tuple("01234")))
-    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: label 9 is outside the 5 classes"):
+    with pytest.raises(DataError, match=r"train-labels-idx1-ubyte: label 5 is outside the 5 classes"):
         load("five", copy)
 
 

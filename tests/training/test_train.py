@@ -17,6 +17,9 @@ from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
 from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
+from training.losses import margin
+from training.networks import Network
+from training.schedules import SCHEDULES
 from training.train import train
 
 CPU = Place(torch.device("cpu"))
@@ -129,6 +132,41 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
     assert same(uninterrupted, tmp_path)
 
 
+def test_the_schedule_the_augmentation_and_the_weights_of_losses_are_what_the_config_says(
+    finished: Path, data: DataSet, tmp_path: Path
+) -> None:
+    """Each left out or changed makes another run; the rates are the schedule's own."""
+    state = checkpoint.load(finished)
+    last = [(7 * epoch - 1) / 14 for epoch in (1, 2)]
+    expected = [SCHEDULES["one_cycle"](progress, state.config.training) * 0.01 for progress in last]
+    assert [row["learning_rate"] for row in state.history] == pytest.approx(expected)
+    first = state.history[0]["loss"]
+    for name, changed in {"none": {"augment": "none"}, "heavy": {"reconstruction": 0.05}}.items():
+        other = train(config(**changed), data, tmp_path / name, CPU)
+        assert not same(finished, tmp_path / name)
+        ratio = other.history[0]["loss"] / first
+        assert ratio > 5 if name == "heavy" else 0.5 < ratio < 2
+
+
+def test_the_first_step_is_adam_on_the_papers_loss(data: DataSet, tmp_path: Path) -> None:
+    """One step of one batch, written out by hand from the same initial weights."""
+    settings = config(epochs=1, batch_size=340, augment="none", schedule="constant", precision="fp32", ema=0.0)
+    torch.manual_seed(settings.training.seed)
+    network = Network(settings.network)
+    learn, _ = data.split(60)
+    images, labels = learn.images.float() / 255, learn.labels.unsqueeze(1)
+    optimizer = torch.optim.Adam(network.parameters(), lr=settings.training.learning_rate)
+    encoding, drawings = network(images, labels)
+    loss = margin(encoding.lengths, labels) + 0.0005 * (drawings[:, 0] - images).square().sum() / 340
+    loss.backward()
+    optimizer.step()
+    done = train(settings, data, tmp_path, CPU)
+    assert done.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    for key, weights in network.state_dict().items():  # Adam's first step is the gradient's sign: rounding may turn a few
+        near = (done.network[key].float() - weights.float()).abs() < 1e-3
+        assert float(near.float().mean()) > 0.98
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, data: DataSet) -> None:
     with pytest.raises(CheckpointError, match="already holds a run; pass --resume"):
         train(config(), data, finished, CPU)
@@ -141,25 +179,44 @@ def test_resuming_with_another_config_names_both(finished: Path, data: DataSet) 
         train(config("pooled"), data, finished, CPU, resume=True)
 
 
-def test_a_loss_that_is_no_number_stops_and_keeps_the_last_good_checkpoint(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: DataSet) -> None:
+    others = DataSet(data.name, data.classes, data.train[torch.arange(400).flip(0)], data.test)
+    with pytest.raises(CheckpointError, match="was trained on other pictures"):
+        train(config(), others, finished, CPU, resume=True)
+
+
+@pytest.fixture
+def poisoned(finished: Path, tmp_path: Path) -> Path:
+    """A run of three epochs after its second, whose next step turns every weight of a layer into NaN."""
     state = checkpoint.load(finished)
-    state.config = config(epochs=3)
-    state.config = replace(state.config, network=checkpoint.load(finished).config.network)
-    next(iter(state.optimizer["state"].values()))["exp_avg"].fill_(float("nan"))  # the next step poisons the weights
-    tmp_path.mkdir(exist_ok=True)
+    state.config = replace(config(epochs=3), network=state.config.network)
+    next(iter(state.optimizer["state"].values()))["exp_avg"].fill_(float("nan"))
     checkpoint.save(state, tmp_path)
-    before = (tmp_path / checkpoint.FILE).read_bytes()
-    with pytest.raises(DivergedError, match=r"the loss is nan at step \d+; the last good checkpoint is .*checkpoint\.pt"):
-        train(config(epochs=3), data, tmp_path, CPU, resume=True)
-    assert (tmp_path / checkpoint.FILE).read_bytes() == before
+    return tmp_path
 
 
-def test_divergence_is_an_exit_status(folder: Path, tmp_path: Path) -> None:
-    flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--reconstruction", "nan"]
-    done = subprocess.run([*TRAIN, *flags, "--out", str(tmp_path)], capture_output=True, text=True)
-    assert done.returncode == 3
-    assert "the loss is nan" in done.stderr
+def test_a_loss_that_is_no_number_stops_with_its_own_status_and_keeps_the_last_good_checkpoint(
+    poisoned: Path, folder: Path
+) -> None:
+    before = (poisoned / checkpoint.FILE).read_bytes()
+    flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "50", "--epochs", "3"]
+    done = subprocess.run([*TRAIN, *flags, "--out", str(poisoned), "--resume"], capture_output=True, text=True)
+    assert done.returncode == 3, done.stderr
+    assert "the loss is nan at step" in done.stderr
+    assert f"the last good checkpoint is {poisoned / checkpoint.FILE}" in done.stderr
     assert "Traceback" not in done.stderr
+    assert (poisoned / checkpoint.FILE).read_bytes() == before
+
+
+def test_weights_that_are_no_numbers_never_replace_a_good_checkpoint(
+    poisoned: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped right after the step that poisons the weights, before any loss could show it."""
+    before = (poisoned / checkpoint.FILE).read_bytes()
+    monkeypatch.setattr(Place, "any", lambda self, flag: True)
+    with pytest.raises(DivergedError, match="a weight is no finite number at step 15; the last good checkpoint is"):
+        train(config(epochs=3), data, poisoned, CPU, resume=True)
+    assert (poisoned / checkpoint.FILE).read_bytes() == before
 
 
 @pytest.mark.parametrize("field", ["schedule", "augment", "loss", "precision", "pairs"])
@@ -177,14 +234,26 @@ def test_two_digits_a_picture_train_on_their_own_canvas(pairs: str, data: DataSe
 
 def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None:
     """torchrun with DDP over gloo: each half of every batch, the same weights in the end but for rounding."""
-    flags = ["--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "360", "--epochs", "2"]
-    flags += ["--batch-size", "20", "--augment", "none", "--precision", "fp32", "--ema", "0"]
+    flags = ["--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "359", "--epochs", "2"]
+    flags += [
+        "--batch-size",
+        "20",  # 41 pictures: a last batch of one, which only one process can learn from
+        "--augment",
+        "none",
+        "--precision",
+        "fp32",
+        "--ema",
+        "0",
+    ]
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
     for launcher, out in (([sys.executable], "one"), (torchrun, "two")):
         command = [*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
     one, two = (checkpoint.load(tmp_path / out) for out in ("one", "two"))
-    assert one.step == two.step == 4
+    assert one.step == two.step == 6
+    for mine, theirs in zip(one.history, two.history, strict=True):
+        assert theirs["loss"] == pytest.approx(mine["loss"], rel=1e-3)
+        assert theirs["training_error"] == mine["training_error"]
     for key, weights in one.network.items():
         torch.testing.assert_close(two.network[key], weights, atol=2e-3, rtol=1e-2)

@@ -1,0 +1,67 @@
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.networks import Encoding
+from training.pairs import Batch
+from training.statistics import usual
+
+CLASSES = ("a", "b")
+
+
+@dataclass
+class Told:
+    """A model that answers what the test says: lengths (n, 2), poses (n, 2, 3), and pictures of one grey."""
+
+    lengths: Tensor
+    capsules: Tensor
+    grey: float = 0.0
+
+    def classify(self, images: Tensor) -> Encoding:
+        return Encoding(self.lengths, self.capsules)
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        return torch.full((len(poses), 1, 2, 2), self.grey)
+
+
+def batch(labels: list[int], grey: float = 0.0) -> Batch:
+    images = torch.full((len(labels), 1, 2, 2), grey)
+    return Batch(images, torch.tensor(labels)[:, None], images[:, None])
+
+
+def test_prototypes_are_the_mean_pose_of_each_class() -> None:
+    capsules = torch.arange(24.0).reshape(4, 2, 3)
+    found = usual(Told(torch.rand(4, 2), capsules), [batch([0, 1, 0, 1])], CLASSES)
+    assert found.prototypes[0] == pytest.approx(((capsules[0, 0] + capsules[2, 0]) / 2).tolist())
+    assert found.prototypes[1] == pytest.approx(((capsules[1, 1] + capsules[3, 1]) / 2).tolist())
+
+
+def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
+    lengths = torch.stack([torch.linspace(0.5, 1.0, 1001), torch.full((1001,), 0.1)], dim=1)
+    labels = [0] * 1000 + [1]
+    found = usual(Told(lengths, torch.zeros(1001, 2, 3), grey=0.5), [batch(labels, grey=0.2)], CLASSES)
+    assert found.thresholds.presence == pytest.approx(0.5025, abs=1e-4)  # all but one in 200 are longer
+    assert found.thresholds.lengths["50"] == pytest.approx(0.75, abs=1e-4)
+    assert found.thresholds.margins["50"] == pytest.approx(0.65, abs=1e-4)
+    assert found.thresholds.reconstruction_errors["a"]["99"] == pytest.approx(0.09, abs=1e-4)
+    assert found.references.labels == (1.0, 0.0)  # what was predicted, not what was there
+
+
+def test_histograms_are_shares_of_all_pictures() -> None:
+    lengths = torch.tensor([[0.92, 0.0], [0.93, 0.0], [0.1, 0.47], [0.2, 0.48]])
+    found = usual(Told(lengths, torch.zeros(4, 2, 3), grey=1.0), [batch([0, 0, 1, 1])], CLASSES)
+    histogram = found.references.winner_length
+    assert sum(histogram.shares) == pytest.approx(1.0)
+    shares = dict(zip(histogram.edges[:-1], histogram.shares, strict=True))
+    assert shares[0.9] == 0.5
+    assert shares[0.45] == 0.5
+    assert sum(found.references.reconstruction_error.shares) == pytest.approx(1.0)
+
+
+def test_two_objects_of_two_classes_have_no_runner_up() -> None:
+    images = torch.zeros(1, 1, 2, 2)
+    both = Batch(images, torch.tensor([[0, 1]]), images.unsqueeze(1).expand(-1, 2, -1, -1, -1))
+    found = usual(Told(torch.tensor([[0.9, 0.8]]), torch.zeros(1, 2, 3), grey=0.1), [both], CLASSES)
+    assert found.thresholds.margins["50"] == pytest.approx(0.8)
