@@ -30,7 +30,9 @@ def _colours(picture: Image.Image) -> Array:
         picture = Image.fromarray((np.clip(np.asarray(picture), 0, 65535) >> 8).astype(np.uint8))
     clear = picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
     grey = picture.mode in ("1", "L") and not clear
-    picture = picture.convert("RGBA" if clear else "L" if grey else "RGB")
+    mode = "RGBA" if clear else "L" if grey else "RGB"
+    if picture.mode != mode:  # a copy of a large picture is 100 MB
+        picture = picture.convert(mode)
     factor = -(-max(picture.size) // LARGEST)
     if factor > 1:
         picture = picture.reduce(factor)
