@@ -161,7 +161,7 @@ def test_the_first_step_is_adam_on_the_papers_loss(data: DataSet, tmp_path: Path
     loss.backward()
     optimizer.step()
     done = train(settings, data, tmp_path, CPU)
-    assert done.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-5)
+    assert done.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
     for key, weights in network.state_dict().items():  # Adam's first step is the gradient's sign: rounding may turn a few
         near = (done.network[key].float() - weights.float()).abs() < 1e-3
         assert float(near.float().mean()) > 0.98
