@@ -1,0 +1,64 @@
+"""The encoders alone in ONNX Runtime: images/s of `paper` and both ends of `compact`, float32 and int8, in turn in one run.
+
+    python -m benchmarks.encoders
+
+Speed does not depend on weights, so the networks are untrained. Ratios are to `paper` in float32 at the same batch size.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+
+from benchmarks.untrained import bundle_of
+from service import bundle
+from service.bundle import ENCODER, ENCODER_FILES, IMAGES
+
+LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
+BASE = ("paper", "fp32")
+PRESETS = ("paper", "compact", "compact16")
+CONTENDERS = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
+ROUNDS, SECONDS = 5, 0.4  # each contender runs this long in each round
+
+
+def main() -> None:
+    threads = len(os.sched_getaffinity(0))
+    with tempfile.TemporaryDirectory() as folder:
+        made = {preset: bundle_of(preset, Path(folder), bundle.read(LIKE)) for preset in PRESETS}
+        sessions = {each: session(made[each[0]].encoder(each[1]), threads) for each in CONTENDERS}
+        for batch in (1, 16):
+            rates: dict[tuple[str, str], list[float]] = {each: [] for each in CONTENDERS}
+            images = np.random.default_rng(0).random((batch, 1, 28, 28), np.float32)
+            for _ in range(ROUNDS):
+                for each in CONTENDERS:
+                    rates[each].append(images_per_second(sessions[each], images))
+            print(f"batch {batch}, {threads} threads")
+            for each in CONTENDERS:
+                ratio = statistics.median(own / base for own, base in zip(rates[each], rates[BASE], strict=True))
+                print(f"  {each[0]:>10} {each[1]}: {statistics.median(rates[each]):7.0f} images/s, {ratio:5.2f}x")
+
+
+def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
+
+
+def images_per_second(encoder: onnxruntime.InferenceSession, images: bundle.Array) -> float:
+    names = [tensor.name for tensor in ENCODER.outputs]
+    encoder.run(names, {IMAGES.name: images})
+    began, count = time.perf_counter(), 0
+    while time.perf_counter() - began < SECONDS:
+        encoder.run(names, {IMAGES.name: images})
+        count += len(images)
+    return count / (time.perf_counter() - began)
+
+
+if __name__ == "__main__":
+    main()
