@@ -56,7 +56,8 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
 
 def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> None:
     config, (learn, validation) = checkpoint.config, data.split(checkpoint.config.training.validation)
-    network = graphs.storable(checkpoint.restored())
+    trained = checkpoint.restored()
+    network = graphs.storable(trained)
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
@@ -79,7 +80,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             "preset": config.preset,
             "dataset": data.name,
             "config": config.to_dict(),
-            "training": _record(checkpoint, network),
+            "training": _record(checkpoint, trained),
             "metrics": {"parity": worst, "validation": measured},
             "thresholds": usually.thresholds,
             "prototypes": usually.prototypes,

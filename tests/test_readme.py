@@ -1,0 +1,116 @@
+"""README is true: its commands are run against a real server and their outputs compared, its tables against the code.
+
+Of an output the words must agree. Numbers, tokens and picture data are a machine's or a model's own, and are masked.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from service import bundle
+from service.settings import Settings
+from tests.service import processes
+from training.config import PRESETS
+from training.networks import Network, parameters
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PLACE = "localhost:8000"
+LONGEST = 300  # characters of an output line that README shows
+
+
+class Step(NamedTuple):
+    command: str
+    output: str
+
+
+def steps() -> list[Step]:
+    """Every `$ command` of every console block, with the output that README promises."""
+    return [
+        Step(*part.split("\n", 1)) for block in FENCE.findall(README) for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]
+    ]
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[processes.Process]:
+    with processes.process(models=ROOT / "models") as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the reader types; what one command writes the next one reads."""
+    return tmp_path_factory.mktemp("desk")
+
+
+def shown(command: str, desk: Path, server: processes.Process) -> str:
+    """The command's output as README would show it."""
+    place = server.url.removeprefix("http://")
+    environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    typed = command.replace(PLACE, place)
+    done = subprocess.run(["bash", "-c", typed], cwd=desk, capture_output=True, text=True, env=environment, timeout=60)
+    lines = (done.stdout + done.stderr).replace(place, PLACE).strip("\n").split("\n")
+    return "\n".join(line if len(line) <= LONGEST else line[:LONGEST] + "..." for line in lines)
+
+
+def masked(output: str) -> str:
+    output = re.sub(r'"pose":\s*"[^"]*("|\.\.\.)', '"pose":TOKEN', output)
+    output = re.sub(r"\b[0-9a-f]{16}\b", "FINGERPRINT", output)
+    output = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", output)
+    return re.sub(r"fp0|int0", "VARIANT", output)[: LONGEST // 2]  # a cut line ends wherever its numbers let it
+
+
+@pytest.mark.skipif(shutil.which("file") is None or shutil.which("curl") is None, reason="needs the programs `file` and `curl`")
+def test_every_command_prints_what_readme_says(server: processes.Process, desk: Path) -> None:
+    found = steps()
+    assert len(found) > 10
+    for step in found:
+        assert masked(shown(step.command, desk, server)) == masked(step.output.strip("\n")), step.command
+
+
+def test_the_settings_table_is_the_settings() -> None:
+    rows = re.findall(r"^\| `CAPSERVE_(\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
+    expected = []
+    for name, field in Settings.model_fields.items():
+        default = "models" if name == "models" else field.default
+        expected.append((name.upper(), "" if default is None else f"`{default}`", field.description))
+    assert rows == expected
+
+
+def test_the_presets_table_is_the_presets() -> None:
+    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| ([\d,]+) \|$", README, re.MULTILINE))
+    assert rows == {name: f"{parameters(Network(config.network).encoder):,}" for name, config in PRESETS.items()}
+
+
+def test_the_accuracy_table_is_what_the_manifests_say() -> None:
+    for folder in (path.parent for path in (ROOT / "models").glob("*/manifest.json")):
+        manifest = bundle.read(folder).manifest
+        row = next(line for line in README.splitlines() if line.startswith(f"| `{manifest.name}` |") and " MB |" in line)
+        assert f"| {manifest.training.encoder_parameters:,} |" in row
+        assert f"| {manifest.training.epochs} |" in row
+        for variant in manifest.variants:
+            error = manifest.metrics.test[variant].error
+            assert f"| {error.percent:.2f} % ({error.low:.2f} to {error.high:.2f}) |" in row
+
+
+def test_the_map_names_every_file() -> None:
+    """One line for each file of service/ and training/."""
+    for package in ("service", "training"):
+        for path in (ROOT / package).rglob("*.py"):
+            if path.name != "__init__.py":
+                assert f"`{path.relative_to(ROOT / package)}`" in README, f"README's map lacks {package}/{path.name}"
+
+
+def test_links_lead_somewhere() -> None:
+    for target in re.findall(r"\]\((?!https?://)([^)#]+)\)", README):
+        assert (ROOT / target).exists(), target
