@@ -31,7 +31,9 @@ train: .venv/dev         ## train PRESET (compact) into runs/PRESET, or go on wi
 	$(BIN)/captrain train --preset $(PRESET) --out runs/$(PRESET) $(if $(wildcard runs/$(PRESET)/checkpoint.pt),--resume)
 
 bench: .venv/dev         ## the speed claims, measured as ratios on this machine
-	$(BIN)/python benchmarks/training_step.py
+	$(BIN)/python -m benchmarks.training_step
+	$(BIN)/python -m benchmarks.encoders
+	$(BIN)/python -m benchmarks.serving
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv

@@ -66,8 +66,8 @@ def place() -> Iterator[Place]:
 
 
 def precision(name: str, device: torch.device) -> torch.dtype:
-    """bf16 under `auto` where the processor multiplies it natively: 2.1 times the steps/s of `compact`, 2.0 of `paper`
-    on a CPU with AMX (benchmarks/training_step.py), with channels_last, which helps in either precision."""
+    """bf16 under `auto` where the processor multiplies it natively: 1.8 times the steps/s of `paper` in float32 on a CPU
+    with AMX, both with channels_last (benchmarks/training_step.py)."""
     if name == "auto":
         name = "bf16" if _multiplies_bf16(device) else "fp32"
     choices = {"fp32": torch.float32, "bf16": torch.bfloat16}
