@@ -14,6 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
@@ -196,7 +197,7 @@ class Manifest(_Part):
     def variants(self) -> tuple[Variant, ...]:
         return tuple(variant for variant, file in ENCODER_FILES.items() if file in self.files)
 
-    @property
+    @cached_property
     def fingerprint(self) -> bytes:
         """Eight bytes that name this very model: a pose belongs to the graphs that made it and can draw it."""
         return fingerprint(self.files)

@@ -50,6 +50,7 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         log_config=None,  # logs.py has set it
         access_log=False,
         server_header=False,
+        proxy_headers=False,  # nobody here asks who the client is
         ws="none",
         backlog=2048,
         timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close

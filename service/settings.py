@@ -24,7 +24,7 @@ class Settings(BaseSettings):
     cuda_memory: int = Field(2, ge=1, description="GiB that ONNX Runtime's arena may take on the GPU, a model")
     workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")
     threads: int | None = Field(
-        None, ge=1, description="CPU threads a process; what cgroup and affinity allow, shared by workers"
+        None, ge=1, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
     )
     max_batch: int = Field(16, ge=1, description="images that run together at most")
     max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")

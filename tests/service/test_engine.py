@@ -158,6 +158,14 @@ def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.Mo
         np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
 
 
+def test_a_quick_graph_runs_on_one_thread_and_a_heavy_one_on_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bundle.read(TINY)
+    opened = [sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)]
+    monkeypatch.setattr(sessions, "QUICK", 0.0)
+    opened.append(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2))
+    assert [session.threads for session in opened] == [1, 2]
+
+
 def test_threads_are_what_cgroup_and_affinity_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     quota = tmp_path / "cpu.max"
     monkeypatch.setattr(cpus, "CGROUP_V2", quota)
