@@ -19,6 +19,7 @@ from service.envelope import Envelope
 from service.metrics import Metrics
 from service.routes import health, inference_protocol, models, predict, reconstruct
 from service.settings import Settings
+from service.shortcut import Shortcut
 from service.state import Service
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) ->
     app = FastAPI(title="capserve", version=version("capserve"), summary="Capsule Networks as a service", lifespan=_lifespan)
     app.state.service = Service(settings, serving, metrics, crew, bodies)
     app.state.tracing = tracing
+    app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving, bodies=bodies, tracing=tracing)
     for error, handler in problems.HANDLERS.items():
         app.add_exception_handler(error, handler)

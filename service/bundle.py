@@ -14,7 +14,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import lru_cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, NamedTuple, NoReturn, Protocol, Self
 
@@ -197,7 +197,7 @@ class Manifest(_Part):
     def variants(self) -> tuple[Variant, ...]:
         return tuple(variant for variant, file in ENCODER_FILES.items() if file in self.files)
 
-    @cached_property
+    @property
     def fingerprint(self) -> bytes:
         """Eight bytes that name this very model: a pose belongs to the graphs that made it and can draw it."""
         return fingerprint(self.files)
@@ -342,7 +342,11 @@ def check_replay(
 
 
 def fingerprint(files: Mapping[str, str]) -> bytes:
-    graphs = files[ENCODER_FILES["fp32"]] + files[DECODER_FILE]
+    return _fingerprint(files[ENCODER_FILES["fp32"]] + files[DECODER_FILE])
+
+
+@lru_cache  # every answer carries it
+def _fingerprint(graphs: str) -> bytes:
     return hashlib.sha256(graphs.encode()).digest()[:8]
 
 
