@@ -40,7 +40,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
 
 def picture(content_type: str, body: bytes) -> bytes:
     """The one picture of a request to /predict."""
-    found = _pictures(content_type, body, "image")
+    found = _pictures(content_type, body, "image", most=1)
     if len(found) != 1:
         raise MalformedRequest(f"expected one picture, found {len(found)}; /predict/batch takes many")
     return found[0]
@@ -48,18 +48,22 @@ def picture(content_type: str, body: bytes) -> bytes:
 
 def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
     """The pictures of a request to /predict/batch, in order."""
-    found = _pictures(content_type, body, "images")
-    if not 1 <= len(found) <= most:
-        raise MalformedRequest(f"expected 1 to {most} pictures, found {len(found)}; send them in several requests")
+    found = _pictures(content_type, body, "images", most)
+    _check_count(len(found), most)
     return found
 
 
-def _pictures(content_type: str, body: bytes, field: str) -> list[bytes]:
+def _check_count(found: int, most: int) -> None:
+    if not 1 <= found <= most:
+        raise MalformedRequest(f"expected 1 to {most} pictures, found {found}; send them in several requests")
+
+
+def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[bytes]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
         return _files(content_type, body)
     if kind == "application/json":
-        return _from_json(body, field)
+        return _from_json(body, field, most)
     if field == "image" and (kind.startswith("image/") or kind in ("", "application/octet-stream")):
         return [body]
     raise NotAnImage(f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {HOW}")
@@ -74,7 +78,7 @@ def _files(content_type: str, body: bytes) -> list[bytes]:
     return found
 
 
-def _from_json(body: bytes, field: str) -> list[bytes]:
+def _from_json(body: bytes, field: str, most: int) -> list[bytes]:
     wanted = '{"image": "<base64>"}' if field == "image" else '{"images": ["<base64>", ...]}'
     try:
         values: Any = json.loads(body)
@@ -83,7 +87,10 @@ def _from_json(body: bytes, field: str) -> list[bytes]:
     if not isinstance(values, dict) or values.keys() != {field}:
         raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
     texts = [values[field]] if field == "image" else values[field]
-    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+    if not isinstance(texts, list):
+        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
+    _check_count(len(texts), most)  # before millions of them are looked at
+    if not all(isinstance(text, str) for text in texts):
         raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
     return [_from_base64(text) for text in texts]
 

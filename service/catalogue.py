@@ -27,13 +27,18 @@ PROBE_EVERY = 1.0  # seconds
 
 def load(settings: Settings) -> dict[str, CapsNet]:
     """Every bundle of the models folder, by name, checked and replayed."""
-    open_bundle, nets = opener(settings), {}
+    open_bundle = opener(settings)
+    nets: dict[str, CapsNet] = {}
     for folder in folders(settings):
-        net = open_bundle(folder)
-        if net.manifest.name in nets:
-            raise BundleError(f"{folder}: expected a name of its own, found {net.manifest.name} again")
-        nets[net.manifest.name] = net
+        add(nets, open_bundle(folder), folder)
     return nets
+
+
+def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
+    if net.manifest.name in nets:
+        raise BundleError(f"{folder}: expected a name of its own, found {net.manifest.name} again")
+    nets[net.manifest.name] = net
+    return net
 
 
 def folders(settings: Settings) -> list[Path]:

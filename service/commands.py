@@ -6,6 +6,7 @@ import json
 import logging
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -13,6 +14,9 @@ from service import listening, logs, workers
 from service.bundle import BundleError
 from service.errors import ServiceError, StartError
 from service.settings import Settings
+
+if TYPE_CHECKING:  # it opens ONNX Runtime
+    from service.engine import CapsNet
 
 logger = logging.getLogger(__name__)
 
@@ -47,15 +51,18 @@ def check(settings: Settings) -> int:
     from service import catalogue
 
     open_bundle, status = catalogue.opener(settings), 0
+    nets: dict[str, CapsNet] = {}
     for folder in catalogue.folders(settings):
         try:
-            net = open_bundle(folder)
+            net = catalogue.add(nets, open_bundle(folder), folder)
         except BundleError as error:
             print(f"{folder.name}: broken: {error}")
             status = 2
         else:
             nodes = ", ".join(f"{count} nodes on {provider}" for provider, count in net.nodes.items())
             print(f"{folder.name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}")
+    if nets:
+        catalogue.default(settings, nets)  # raises what serve would
     return status
 
 

@@ -7,11 +7,10 @@ becomes one of our errors. Pixels are decoded once the limit is known to hold.
 from __future__ import annotations
 
 import struct
-import threading
 import warnings
 import zlib
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 
@@ -39,6 +38,12 @@ JPEG = Format("JPEG", JpegImagePlugin.JpegImageFile)
 WEBP = Format("WebP", WebPImagePlugin.WebPImageFile)
 BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 
+# Pillow warns of odd metadata, which we do not use. Once for the process: catch_warnings is not for several threads.
+warnings.filterwarnings("ignore", module=r"PIL\.")
+
+START_OF_SCAN = b"\xff\xda"  # in a JPEG's compressed data itself 0xff is always followed by 0x00
+MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
+
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -57,14 +62,15 @@ def read(data: bytes, max_pixels: int) -> Image.Image:
     with _believed(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
-        # Metadata is what Pillow warns about, and the plainest PNG, our hottest path, has none.
+        # The plainest PNG, our hottest path, has no metadata to look at.
         plain = form is PNG and b"eXIf" not in data and b"acTL" not in data
-        with nullcontext() if plain else _QUIET.held():
-            picture = form.open(BytesIO(data))
-            _refuse_large(picture.size, max_pixels)
-            turn = None if plain else TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
-            if form is PNG:  # reads the chunks behind the pixels too
-                picture.load()
+        if form is JPEG and data.count(START_OF_SCAN) > MOST_SCANS:
+            raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
+        picture = form.open(BytesIO(data))
+        _refuse_large(picture.size, max_pixels)
+        if form is PNG:  # its EXIF may stand behind the pixels
+            picture.load()
+        turn = None if plain else TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
         if form is JPEG:
             picture.draft(None, DRAFT)
         picture.load()
@@ -172,19 +178,3 @@ def _believed(form: Format) -> Iterator[None]:
         raise Unprocessable(
             f"this begins as a {form.name} file and cannot be decoded: it is truncated or damaged; save it again and resend"
         ) from error
-
-
-class _Quiet:
-    """Drops warnings, one thread at a time: catch_warnings swaps a process-wide list and would leak in parallel use."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-    @contextmanager
-    def held(self) -> Iterator[None]:
-        with self.lock, warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-
-
-_QUIET = _Quiet()

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
+LARGEST_HEAD = 16_384  # bytes of one part's headers
 NAME = re.compile(rb';\s*name="((?:[^"\\]|\\.)*)"|;\s*name=([^\s;"]+)', re.IGNORECASE)
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 
@@ -39,6 +40,8 @@ def _part(section: bytes) -> Part:
     """What lies between two delimiters: rest of the delimiter's line, headers, empty line, content."""
     padding, line, rest = section.partition(b"\r\n")
     head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
+    if len(head) > LARGEST_HEAD:
+        raise MalformedRequest(f"a part of the multipart body has more than {LARGEST_HEAD:,} bytes of headers; send fewer")
     if not line or padding.strip(b" \t") or not blank:
         raise MalformedRequest("a part of the multipart body has no headers; each needs a Content-Disposition with a name")
     for header in head.split(b"\r\n"):

@@ -48,10 +48,11 @@ def decode(token: str, manifest: Manifest) -> Pose:
             f"pose was made by another model than {manifest.name} {manifest.version}; "
             "name its own with ?model=, or ask /predict for a new one"
         )
-    values = np.frombuffer(body, "<f2", offset=HEAD.size).astype(np.float32)
-    if len(values) != manifest.pose_size or label >= len(manifest.classes) or not np.isfinite(values).all():
-        raise Unprocessable(f"pose does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
-    return Pose(label, values)
+    if len(body) == HEAD.size + 2 * manifest.pose_size and label < len(manifest.classes):
+        values = np.frombuffer(body, "<f2", offset=HEAD.size).astype(np.float32)
+        if np.isfinite(values).all():
+            return Pose(label, values)
+    raise Unprocessable(f"pose does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
 
 
 def _check(body: bytes) -> bytes:

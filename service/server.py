@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import multiprocessing
 import signal
 import socket
 import time
@@ -35,10 +36,19 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
+        if self._closing is None and _orphaned():
+            logger.error("the process that started this worker is gone: stopping")
+            self.handle_exit(signal.SIGTERM, None)
         if self._closing is not None and time.monotonic() >= self._closing and not self.should_exit:
             logger.info("told to stop: finishing what was accepted")
             self.should_exit = True
         return await super().on_tick(counter)
+
+
+def _orphaned() -> bool:
+    """Whether this is a worker whose supervisor died without a word; nobody would replace or stop it."""
+    supervisor = multiprocessing.parent_process()
+    return supervisor is not None and not supervisor.is_alive()
 
 
 def serve(settings: Settings, listener: socket.socket) -> None:

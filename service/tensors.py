@@ -25,6 +25,7 @@ Parameters = dict[str, str | int | float | bool]
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
+MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
 
 
 @dataclass(frozen=True)
@@ -67,8 +68,8 @@ class RequestedOutput(_Wire):
 class InferenceRequest(_Wire):
     id: str | None = None
     parameters: Parameters = {}
-    inputs: list[InputTensor]
-    outputs: list[RequestedOutput] | None = None
+    inputs: list[InputTensor] = Field(max_length=MOST_TENSORS)
+    outputs: list[RequestedOutput] | None = Field(None, max_length=MOST_TENSORS)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ import httpx
 import pytest
 from PIL import Image
 
+from service import images
 from service.engine import CapsNet
+from service.errors import Unprocessable
 from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
 
@@ -155,3 +157,27 @@ def test_the_sum_of_all_bodies_is_bounded_too(nets: dict[str, CapsNet], seven: b
         while (answer := client.post("/predict", files={"file": seven})).status_code == 503:
             assert time.monotonic() < until
         assert answer.status_code == 200
+
+
+def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
+    """Forty bytes a scan, a pass over all pixels each: a small file that would keep a decoder busy for minutes."""
+    data = encoded(drawn("7", 1_000), "JPEG", progressive=True)
+    last = data.rindex(b"\xff\xda")
+    bomb = data[:last] + data[last:-2] * 200 + data[-2:]
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="more than 100 scans; save it again, not progressive"):
+        images.read(bomb, 25_000_000)
+    assert time.perf_counter() - began < 0.1
+    assert images.read(data, 25_000_000).size == (1_000, 1_000)
+
+
+def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
+    refused = {
+        "/v2/models/tiny/infer": b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}",
+        "/predict/batch": b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}",
+    }
+    for path, body in refused.items():
+        began = time.perf_counter()
+        answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
+        assert answer.status_code == 400, answer.text
+        assert time.perf_counter() - began < 1.0

@@ -180,3 +180,30 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         assert process.wait(15) == 0
     for line in (tmp_path / "log").read_text().splitlines():
         json.loads(line)
+
+
+def test_check_refuses_what_serve_would(tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        shutil.copytree(BUNDLES / "tiny", tmp_path / folder)
+    for verb in ("check", "serve"):
+        done = run(verb, CAPSERVE_MODELS=str(tmp_path), CAPSERVE_PORT="0")
+        assert done.returncode == 2
+        assert "expected a name of its own, found tiny again" in done.stdout + done.stderr
+        done = run(verb, "--model", "nope", CAPSERVE_PORT="0")
+        assert done.returncode == 2
+        assert "CAPSERVE_MODEL=nope" in done.stderr
+
+
+def test_workers_whose_supervisor_was_killed_stop_by_themselves(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--workers", "2") as (process, url):
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 15
+        with httpx.Client(base_url=url) as client:
+            while time.monotonic() < until:
+                try:
+                    client.get("/healthz")
+                except httpx.TransportError:
+                    return
+                time.sleep(0.1)
+    pytest.fail("the workers answer on, though nobody looks after them")

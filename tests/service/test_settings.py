@@ -29,3 +29,11 @@ def test_every_setting_is_described_and_a_flag() -> None:
     for name, field in Settings.model_fields.items():
         assert field.description, name
         assert (f"--{name.replace('_', '-')}" in flags) == (name not in NO_FLAG)
+
+
+@pytest.mark.parametrize("name", ["deadline", "patience", "linger", "drain"])
+@pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e9"])
+def test_times_are_finite(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"CAPSERVE_{name.upper()}", value)
+    with pytest.raises(ValidationError):
+        Settings()
