@@ -32,7 +32,7 @@ Arrays = list[NDArray[Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes: CUDA pads to them, and all are warmed before the first request
 # Seconds for one row on one thread below which more threads cost more in waiting for each other than they save, and take the
-# core that the event loop answers on. Compare CAPSERVE_THREADS=1 and 2 under benchmarks/load.py.
+# core that the event loop answers on.
 QUICK = 1e-3
 TRIALS = 5
 DTYPES = {"float": np.float32, "int64": np.int64}
