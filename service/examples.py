@@ -28,6 +28,8 @@ def add(document: dict[str, Any], served: Served) -> None:
     sent = base64.b64encode(images.png(picture[0])).decode()
     tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
     paths = document["paths"]
+    for operation in (each for path in paths.values() for each in path.values()):
+        _query(operation, {"name": manifest.name, "version": manifest.version})  # in paths
     _body(paths["/predict"]["post"], {"image": sent}, said)
     _body(paths["/predict/batch"]["post"], {"images": [sent]}, {"model": manifest.name, "predictions": [said]})
     inference, lengths = _inference(served, picture)
@@ -54,6 +56,6 @@ def _body(operation: dict[str, Any], sent: Any, said: Any) -> None:
 
 
 def _query(operation: dict[str, Any], values: dict[str, Any]) -> None:
-    for parameter in operation["parameters"]:
+    for parameter in operation.get("parameters", []):
         if parameter["name"] in values:
             parameter["example"] = values[parameter["name"]]

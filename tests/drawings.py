@@ -108,7 +108,8 @@ def painted(mask: Mask, ink: Colour, paper: Colour | NDArray[np.float64]) -> Ima
 
 
 def grey(mask: Mask, ink: float, paper: float | NDArray[np.float64]) -> Image.Image:
-    return Image.fromarray(np.rint(np.clip(mask * ink + (1 - mask) * paper, 0, 1) * 255).astype(np.uint8))
+    levels = mask * ink + (1 - mask) * paper
+    return Image.fromarray(np.rint(np.clip(levels, 0, 1, out=levels) * 255).astype(np.uint8))
 
 
 def with_alpha(mask: Mask, ink: Colour) -> Image.Image:
@@ -130,9 +131,9 @@ def cropped(mask: Mask) -> Mask:
     return mask[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1]
 
 
-def scaled(mask: Mask, side: int) -> Mask:
+def scaled(mask: Mask, side: int) -> NDArray[np.float32]:
     image = Image.fromarray(mask.astype(np.float32)).resize((side, side), Image.Resampling.BICUBIC)
-    return np.clip(np.asarray(image, dtype=np.float64), 0, 1)
+    return np.clip(np.asarray(image), 0, 1)
 
 
 def jpeg(picture: Image.Image, quality: int) -> Image.Image:
@@ -184,6 +185,58 @@ def _sixteen_bits(mask: Mask, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray((40_000 - 30_000 * mask).astype(np.uint16))
 
 
+def _few_bits(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """As instruments write that have twelve bits or fewer: all of it in the lowest tenth."""
+    return Image.fromarray((3_500 - 2_000 * mask + rng.normal(0, 20, mask.shape)).astype(np.uint16))
+
+
+def _desk(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """White paper that lies aslant on darker wood."""
+    page = rng.uniform(0.8, 0.97) * (1 - 0.8 * margins(mask, round(1.25 * mask.shape[0]), *rng.uniform(0.2, 0.8, size=2)))
+    side = 2 * mask.shape[0]
+    y, x = rng.integers(side // 12, side // 3.5, size=2)
+    paper = np.full((side, side), -1.0, np.float32)  # -1: none
+    paper[y : y + len(page), x : x + len(page)] = page
+    paper = np.asarray(Image.fromarray(paper).rotate(rng.uniform(-15, 15), Image.Resampling.BILINEAR, fillcolor=-1.0))
+    wood = rng.uniform(0.15, 0.6) + rng.normal(0, 0.03, (side, 1)) + rng.normal(0, 0.02, paper.shape)
+    levels = np.where(paper >= 0, paper, wood) * shading(paper.shape, rng, 0.75, 1.0) + rng.normal(0, 0.015, paper.shape)
+    tint = np.where((paper >= 0)[..., None], (1, 0.98, 0.94), (1, 0.8, 0.6))
+    tinted = Image.fromarray((np.clip(levels[..., None] * tint, 0, 1) * 255).astype(np.uint8))
+    return jpeg(tinted.filter(ImageFilter.GaussianBlur(1)), 75)
+
+
+def _lying(paper: Colour, table: Colour, ink: Colour) -> Style:
+    """A sheet that lies aslant on a table of another colour."""
+
+    def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
+        page = margins(mask, round(1.25 * mask.shape[0]), *rng.uniform(0.2, 0.8, size=2))
+        side, turn = 2 * mask.shape[0], rng.uniform(-12, 12)
+        y, x = rng.integers(side // 12, side // 3.5, size=2)
+        levels = np.full((side, side, 3), table)
+        for covered, colour in ((np.ones_like(page), paper), (page, ink)):
+            laid = np.zeros((side, side), np.float32)
+            laid[y : y + len(page), x : x + len(page)] = covered
+            laid = np.asarray(Image.fromarray(laid).rotate(turn, Image.Resampling.BILINEAR))
+            levels += laid[..., None] * (np.array(colour) - levels)
+        levels = levels * shading((side, side), rng, 0.85, 1.0)[..., None] + rng.normal(0, 0.012, (side, side, 1))
+        shown = Image.fromarray((np.clip(levels, 0, 1) * 255).astype(np.uint8))
+        return jpeg(shown.filter(ImageFilter.GaussianBlur(1)), 75)
+
+    return picture
+
+
+def _dark_edges(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """A scan that shows some of the scanner's dark lid, on one side or more."""
+    page = margins(mask, round(1.3 * mask.shape[0]), *rng.uniform(0.2, 0.8, size=2))
+    levels = 0.93 * (1 - 0.85 * page) + rng.normal(0, 0.01, page.shape)
+    wide = rng.integers(len(page) // 50, len(page) // 10, size=4) * (rng.random(4) < 0.7)
+    wide[rng.integers(4)] = len(page) // 16
+    top, right, bottom, left = wide
+    lid = np.ones(page.shape, bool)
+    lid[top : len(page) - bottom, left : len(page) - right] = False
+    return Image.fromarray((np.clip(np.where(lid, 0.05, levels), 0, 1) * 255).astype(np.uint8))
+
+
 STYLES: dict[str, Style] = {
     "black on white": lambda mask, rng: grey(mask, 0.0, 1.0),
     "white on black": lambda mask, rng: grey(mask, 1.0, 0.0),
@@ -205,6 +258,13 @@ STYLES: dict[str, Style] = {
     "red on transparent": lambda mask, rng: with_alpha(mask, (0.9, 0.1, 0.1)),
     "palette": lambda mask, rng: painted(mask, (0.6, 0.0, 0.4), (0.9, 0.95, 1.0)).quantize(16),
     "16 bits": _sixteen_bits,
+    "16 bits, few of them used": _few_bits,
+    "on a desk": _desk,
+    "grey paper on a white table": _lying((0.67, 0.67, 0.67), (0.97, 0.97, 0.97), (0.1, 0.1, 0.1)),
+    "kraft card on a white table": _lying((0.72, 0.55, 0.38), (0.95, 0.95, 0.95), (0.12, 0.1, 0.1)),
+    "a yellow note on a white table": _lying((0.98, 0.9, 0.35), (0.97, 0.97, 0.97), (0.1, 0.1, 0.3)),
+    "grey paper on black, written in white": _lying((0.6, 0.6, 0.6), (0.05, 0.05, 0.05), (0.95, 0.95, 0.95)),
+    "dark edges": _dark_edges,
     "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
     "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
     "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),

@@ -1,0 +1,108 @@
+/** An answer of /predict, shown: the verdict in words, the lengths as bars, what was seen beside what is believed. */
+
+import { byId, element, named, say } from "./dom.js";
+import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
+
+const TILES = ["seen", "believed", "difference"];
+const OBJECTS = ["first", "second"]; // their colours in style.css
+const AS_TRAINED = byId("seen-hint").textContent;
+const FROM_POSE = byId("believed-hint").textContent;
+
+/** The PNGs in an answer: what was seen, and what is believed of each object. */
+export async function readPictures({ input, objects }) {
+  const [seen, ...believed] = await Promise.all([input, ...objects.map(({ reconstruction }) => reconstruction)].map(read));
+  return { seen, believed };
+}
+
+export class AnswerView {
+  #bars = [];
+  #model = null;
+
+  setModel(model) {
+    this.#model = model;
+    this.#bars = model.classes.map((label) => {
+      const bar = element("span", { class: "bar" }, element("span"));
+      const figure = element("span", { class: "figure" });
+      return { item: element("li", {}, element("span", { class: "label" }, label), bar, figure), bar: bar.firstChild, figure };
+    });
+    byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
+    const presence = model.manifest.thresholds?.presence;
+    byId("lengths").style.setProperty("--presence", presence ?? 2);
+    say(byId("presence"), presence ? `The mark: from ${presence.toFixed(2)} on, a class counts as there.` : "");
+    this.clear();
+  }
+
+  clear(verdict = "Nothing yet", reason = "Draw a digit, or pick an example below the slate.") {
+    this.#lengths([], []);
+    say(byId("verdict"), verdict);
+    say(byId("glance"), "");
+    say(byId("took"), "");
+    say(byId("reason"), reason);
+    byId("answer").dataset.verdict = "none";
+    for (const id of TILES) wipe(byId(id));
+    this.#captions("Nothing seen yet", "Nothing believed yet", "No difference yet", FROM_POSE);
+  }
+
+  show(answer, seen, believed) {
+    const { objects, probabilities } = answer;
+    const labels = objects.map(({ label }) => label);
+    byId("answer").dataset.verdict = answer.verdict;
+    this.#lengths(probabilities, labels);
+    say(byId("verdict"), this.#verdict(answer.verdict, labels));
+    say(byId("glance"), byId("verdict").textContent); // on a phone the answer may be below the edge
+    say(byId("reason"), this.#reason(answer, labels));
+    paint(byId("seen"), [seen]);
+    paint(byId("believed"), believed, believed.length > 1 ? [FIRST, SECOND] : undefined);
+    paintDifference(byId("difference"), seen, believed);
+    const both = labels.map(named).join(" and ");
+    const apart = `${seen.width}×${seen.height} pixels; they differ by ${answer.reconstruction_error.toFixed(3)} a pixel`;
+    const hint = believed.length > 1 ? legend(labels) : FROM_POSE;
+    this.#captions("Your picture as the network took it", `What the network believes it saw: ${both}`, apart, hint);
+  }
+
+  #lengths(probabilities, labels) {
+    this.#bars.forEach(({ item, bar, figure }, index) => {
+      const length = probabilities[index] ?? 0;
+      bar.style.transform = `scaleX(${length})`;
+      say(figure, probabilities.length ? length.toFixed(2) : "");
+      const place = labels.indexOf(this.#model.classes[index]);
+      item.className = place < 0 ? "" : labels.length > 1 ? OBJECTS[place] : "winner";
+    });
+  }
+
+  #verdict(verdict, labels) {
+    const both = labels.map(named).join(" and ");
+    if (verdict === "not_a_digit") return this.#model.classes.every((label) => /^\d$/.test(label)) ? "Not a digit" : "Nothing it knows";
+    if (verdict === "unsure") return `Perhaps ${both}`;
+    return labels.length > 1 ? capital(`${both}, one over the other`) : `This is ${both}`;
+  }
+
+  #reason({ probabilities, verdict }, labels) {
+    const length = (label) => probabilities[this.#model.classes.indexOf(label)].toFixed(2);
+    const [first] = labels;
+    const others = this.#model.classes.filter((label) => !labels.includes(label));
+    const next = others.reduce((best, label) => (length(label) > length(best) ? label : best), others[0] ?? first);
+    if (verdict === "not_a_digit") {
+      return `Nearest is ${named(first)}, its capsule ${length(first)} long; but real ones make longer capsules, or can be drawn better.`;
+    }
+    const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
+    const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";
+    return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}`;
+  }
+
+  #captions(seen, believed, difference, hint) {
+    byId("seen").setAttribute("aria-label", seen);
+    byId("believed").setAttribute("aria-label", believed);
+    byId("difference").setAttribute("aria-label", difference);
+    say(byId("seen-hint"), AS_TRAINED);
+    if (typeof hint === "string") say(byId("believed-hint"), hint);
+    else byId("believed-hint").replaceChildren(...hint);
+  }
+}
+
+/** Which colour is which of two digits. */
+function legend(labels) {
+  return labels.map((label, index) => element("span", {}, element("i", { class: `key ${OBJECTS[index]}` }), named(label)));
+}
+
+const capital = (text) => text[0].toUpperCase() + text.slice(1);

@@ -1,0 +1,152 @@
+/** The service's HTTP API, as this page needs it. Knows no page: what goes wrong is thrown, as one of the three below. */
+
+const KEY = "capserve.key"; // in sessionStorage: this tab's, and gone when it is closed
+const LIMIT = 20000; // milliseconds; the service itself gives up earlier, so beyond it nobody is there
+const GLANCE = 4000; // the same, for a look whether it is back
+
+/** The service said no; its sentence says what to do. */
+export class Refused extends Error {
+  constructor(status, detail) {
+    super(detail);
+    this.status = status;
+  }
+}
+
+/** The service asks to be asked again in `seconds`. */
+export class Busy extends Error {
+  constructor(detail, seconds) {
+    super(detail);
+    this.seconds = seconds;
+  }
+}
+
+/** Nobody answered, or not to the end, or not the service. */
+export class Unreachable extends Error {}
+
+export class Api {
+  #told;
+
+  /** `told({ command, milliseconds, stages })` hears of every picture that was asked for and given. */
+  constructor(told) {
+    this.#told = told;
+  }
+
+  set key(key) {
+    sessionStorage.setItem(KEY, key);
+  }
+
+  async models(signal) {
+    return (await this.#ask("models", asJson, { signal })).content.models;
+  }
+
+  async model(name, signal) {
+    return (await this.#ask(`models/${encodeURIComponent(name)}`, asJson, { signal })).content;
+  }
+
+  /** `picture` is a blob and, where the user has it as a file, its name. */
+  async predict(picture, model, signal) {
+    const path = `predict?${new URLSearchParams({ model, input: true })}`;
+    const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
+    const answer = await this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
+    this.#tell(answer, await posted(address(path), picture, this.#known()));
+    return answer.content;
+  }
+
+  /** GET /reconstruct and what is below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
+  async draw(path, parameters, { signal, quiet = false } = {}) {
+    const query = `${path}?${new URLSearchParams(parameters)}`;
+    const answer = await this.#ask(query, asPicture, { signal });
+    if (!quiet) this.#tell(answer, `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
+    return answer.content;
+  }
+
+  /** Whether to ask again. Where a proxy lets nobody see /readyz, that it says so will do. */
+  async ready() {
+    try {
+      const response = await fetch(address("readyz"), { cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(GLANCE) });
+      return response.status < 500;
+    } catch {
+      return false;
+    }
+  }
+
+  #known() {
+    return sessionStorage.getItem(KEY);
+  }
+
+  /** `take(response)` reads the body, which may break off as everything else may. */
+  async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
+    const key = this.#known();
+    if (key) headers = { ...headers, "X-API-Key": key };
+    const until = AbortSignal.any([AbortSignal.timeout(LIMIT), ...(signal ? [signal] : [])]);
+    const asked = performance.now();
+    let response, milliseconds, content;
+    try {
+      // Without credentials a browser does not ask for a password itself when a key is wanted: the page does.
+      response = await fetch(address(path), { method, headers, body, signal: until, credentials: "omit" });
+      milliseconds = performance.now() - asked;
+      content = await (response.ok ? take : sentence)(response);
+    } catch (error) {
+      if (signal?.aborted) throw error;
+      throw new Unreachable("the service does not answer");
+    }
+    if (response.ok) return { content, milliseconds, timing: response.headers.get("Server-Timing") ?? "" };
+    if (response.status === 502) throw new Unreachable(content); // of a proxy, behind which nobody is
+    if (response.status === 503 || response.status === 504) {
+      throw new Busy(content, Number(response.headers.get("Retry-After")) || 1);
+    }
+    throw new Refused(response.status, content);
+  }
+
+  #tell({ milliseconds, timing }, command) {
+    this.#told({ command, milliseconds, stages: stages(timing) });
+  }
+}
+
+const asJson = (response) => response.json();
+
+async function asPicture(response) {
+  const blob = await response.blob();
+  if (!blob.type.startsWith("image/")) throw new TypeError("no picture"); // but perhaps somebody's page to log in
+  return blob;
+}
+
+/** Relative to the page, so that the service may live below any path of a host. */
+function address(path) {
+  return new URL(path, document.baseURI).href;
+}
+
+/** `detail` of problem+json; a proxy on the way may have answered in something else. */
+async function sentence(response) {
+  const otherwise = `the answer was ${response.status} ${response.statusText}`.trim();
+  try {
+    return (await response.json()).detail ?? otherwise;
+  } catch {
+    return otherwise;
+  }
+}
+
+/** "decode;dur=0.8, total;dur=3.1" -> { decode: 0.8, total: 3.1 } */
+function stages(header) {
+  return Object.fromEntries([...header.matchAll(/([\w-]+);dur=([\d.]+)/g)].map(([, name, value]) => [name, Number(value)]));
+}
+
+const keyed = (key) => (key ? ' -H "X-API-Key: $CAPSERVE_API_KEY"' : "");
+
+/** A file of the user's is named; a drawing is nowhere but in this page, so the command carries it. */
+async function posted(url, picture, key) {
+  if (picture.name) return `curl -s${keyed(key)} -F ${quoted(`file=@${picture.name}`)} '${url}'`;
+  const image = await base64(picture.blob);
+  return `curl -s${keyed(key)} '${url}' -H 'Content-Type: application/json' -d '{"image": "${image}"}'`;
+}
+
+const quoted = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;
+
+function base64(blob) {
+  return new Promise((resolve, reject) => {
+    const reader = new FileReader();
+    reader.onload = () => resolve(reader.result.slice(reader.result.indexOf(",") + 1));
+    reader.onerror = () => reject(reader.error);
+    reader.readAsDataURL(blob);
+  });
+}

@@ -1,0 +1,260 @@
+/** The page's parts, put together: what is drawn is asked about, and what is answered is shown. */
+
+import { AnswerView, readPictures } from "./answer.js";
+import { Api, Refused } from "./api.js";
+import { copyCommand, showCommand } from "./command.js";
+import { Connection } from "./connection.js";
+import { strokesOf } from "./digits.js";
+import { byId, enable, element, say } from "./dom.js";
+import { Drawing, sketch } from "./drawing.js";
+import { Latest } from "./latest.js";
+import { MorphPanel } from "./morph.js";
+import { read, shown } from "./pixels.js";
+import { PosePanel } from "./pose.js";
+import { SweepDialog } from "./sweep.js";
+import { acceptPictures } from "./upload.js";
+
+const LIVE = 80; // milliseconds between two answers while the pen moves
+const PATIENCE = 250; // milliseconds after which waiting is shown
+const EXAMPLE = 112; // pixels of an example's side
+const LOOK = 15000; // milliseconds between two looks what is served, if anything is
+
+const api = new Api(showCommand);
+const connection = new Connection(api, tell);
+const drawing = new Drawing(byId("drawing"));
+const answers = new AnswerView();
+const pose = new PosePanel((byHand) => drawPose(byHand));
+const morph = new MorphPanel(drawMorph);
+const sweep = new SweepDialog();
+const work = { models: new Latest(), predict: new Latest(LIVE), pose: new Latest(), morph: new Latest(), sweep: new Latest() };
+
+let wanted = new URLSearchParams(location.search).get("model");
+let model = null; // as GET /models/{name} tells it
+let pictures = null; // what is believed of each object of the last answer
+let keyGiven = false; // one that nothing has been answered to yet
+let begun = true; // another digit than the last answer's, so its pose begins untouched
+
+// Asking
+
+/** `ask(signal)`, for as long as it takes; its answer goes to `show`, at once, unless something newer has come. */
+function start(kind, ask, show, options) {
+  if (kind === "predict") byId("answer").setAttribute("aria-busy", true);
+  work[kind].ask(async (signal) => {
+    try {
+      const answer = await connection.persist(() => ask(signal), signal);
+      if (signal.aborted) return;
+      show(answer);
+      forgive(kind);
+    } catch (error) {
+      if (!signal.aborted) refuse(kind, error);
+    } finally {
+      if (kind === "predict") byId("answer").setAttribute("aria-busy", work.predict.more);
+    }
+  }, options);
+}
+
+/** What is served, and whether anything is. A model that was replaced is taken up anew: its old poses mean nothing now. */
+function askModels() {
+  start("models", async (signal) => {
+    const models = await api.models(signal);
+    const named = (wanted) => models.find(({ name }) => name === wanted);
+    const chosen = named(wanted) ?? named(model?.name) ?? models.find((each) => each.default) ?? models[0];
+    return { models, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
+  }, ({ models, chosen }) => {
+    const options = [...byId("model").options].map(({ value }) => value);
+    if (models.map(({ name }) => name).join() !== options.join()) { // else one that is open would close
+      byId("model").replaceChildren(...models.map(({ name }) => element("option", { value: name }, name)));
+    }
+    byId("model").disabled = false;
+    byId("key").hidden = true;
+    keyGiven = false;
+    if (chosen === model) byId("model").value = model.name;
+    else setModel(chosen);
+  });
+}
+
+const same = (...models) => new Set(models.map((each) => JSON.stringify([each?.name, each?.version, each?.classes]))).size === 1;
+
+function chooseModel(name) {
+  wanted = name;
+  history.replaceState(null, "", `?${new URLSearchParams({ model: name })}`);
+  askModels();
+}
+
+function setModel(chosen) {
+  for (const kind of ["predict", "pose", "morph"]) work[kind].drop();
+  model = chosen;
+  byId("refused").hidden = true;
+  byId("model").value = model.name;
+  byId("model").title = `${model.variant} on ${model.provider}, version ${model.version}`;
+  begun = true;
+  answers.setModel(model);
+  morph.setModel();
+  pose.setModel(model);
+  showExamples();
+  predict({ now: true });
+}
+
+function predict(options) {
+  if (!model || drawing.empty) {
+    work.predict.drop();
+    forgive("predict");
+    begun = true;
+    if (!model) return;
+    answers.clear();
+    morph.offer(null);
+    pose.setObjects([]);
+    return;
+  }
+  start("predict", async (signal) => {
+    const answer = await api.predict(await drawing.picture(), model.name, signal);
+    return { answer, ...(await readPictures(answer)) };
+  }, ({ answer, seen, believed }) => {
+    answers.show(answer, seen, believed);
+    pictures = believed;
+    pose.setObjects(answer.objects, { begun });
+    offerToMorph();
+    begun = false;
+  }, options);
+}
+
+function drawPose(byHand) {
+  if (byHand) offerToMorph();
+  const ask = async (signal) => read(await api.draw("reconstruct", pose.query, { signal, quiet: !byHand }));
+  start("pose", ask, (picture) => pose.show(picture));
+}
+
+function drawMorph() {
+  const query = () => [["model", model.name], ...morph.query];
+  const ask = async (signal) => shown(await api.draw("reconstruct/morph", query(), { signal }));
+  start("morph", ask, (picture) => morph.show(picture));
+}
+
+function drawSweep() {
+  const [whose, names, query] = [pose.describe(), pose.names, [...pose.subject, ...sweep.query]];
+  sweep.open(whose, names);
+  const ask = async (signal) => shown(await api.draw("reconstruct/sweep", query, { signal }));
+  start("sweep", ask, (picture) => sweep.show(picture, whose, names));
+}
+
+// Showing
+
+function offerToMorph() {
+  const index = pictures && pose.object ? pose.index : -1;
+  morph.offer(index < 0 ? null : pose.object, pictures?.[index]);
+}
+
+/** Digits as a pen writes them; of other classes, what the model itself draws of each: its prototype. */
+async function showExamples() {
+  const asked = model;
+  const examples = await Promise.all(asked.classes.map(async (label) => {
+    const strokes = strokesOf(label);
+    if (strokes) return { name: label, strokes };
+    const query = [["model", asked.name], ["label", label], ["size", EXAMPLE]];
+    return { name: label, image: await createImageBitmap(await connection.persist(() => api.draw("reconstruct", query, { quiet: true }))) };
+  }));
+  if (asked !== model) return;
+  const buttons = examples.map((example) => {
+    const canvas = element("canvas", { width: EXAMPLE, height: EXAMPLE, "aria-hidden": "true" });
+    const button = element("button", { type: "button", "aria-label": `Example ${example.name}`, title: example.name }, canvas);
+    button.addEventListener("click", () => drawing.place(example, model.manifest.max_objects > 1));
+    return button;
+  });
+  byId("examples").replaceChildren(...buttons);
+  buttons.forEach((button, index) => sketch(button.firstChild, examples[index])); // now that the style sheet colours them
+}
+
+let waiting = 0;
+
+/** The service's state in the corner; what is over in a moment is not shown. */
+function tell(state, sentence) {
+  clearTimeout(waiting);
+  if (state === "ready" && byId("state").dataset.state === "unreachable") askModels(); // another service may have come back
+  const show = () => {
+    byId("state").dataset.state = state;
+    say(byId("state"), { ready: "ready", asking: "asking", busy: "busy", unreachable: "unreachable" }[state]);
+  };
+  if (state === "asking") {
+    if (byId("state").dataset.state === "ready") waiting = setTimeout(show, PATIENCE);
+    return;
+  }
+  show();
+  const away = state === "unreachable" || state === "busy";
+  byId("unreachable").hidden = !away;
+  if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page goes on by itself when it is back.");
+  if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and asked about again in a moment.`);
+}
+
+function refuse(kind, error) {
+  const fault = !(error instanceof Refused);
+  if (fault) console.error(error);
+  if (error.status === 401) return askForKey();
+  if (kind !== "models") askModels(); // the model may have been replaced, and its poses or its name refused for that
+  if (kind === "sweep") return sweep.fail(error.message);
+  if (kind === "predict") {
+    answers.clear("No answer", "The service could make nothing of this picture.");
+    morph.offer(null);
+    pose.setObjects([]);
+  }
+  byId("refused").dataset.kind = kind;
+  say(byId("refused"), fault ? `A fault of this page: ${error.message}. Reload it to go on.` : error.message);
+  byId("refused").hidden = false;
+}
+
+function forgive(kind) {
+  if (byId("refused").dataset.kind === kind) byId("refused").hidden = true;
+}
+
+function askForKey() {
+  const asked = !byId("key").hidden;
+  say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
+  byId("key").hidden = false;
+  sweep.close();
+  if (!asked || keyGiven) byId("key-field").focus(); // else somebody may be writing there already, or elsewhere
+  keyGiven = false;
+}
+
+// Listening
+
+drawing.addEventListener("change", ({ detail }) => {
+  enable(byId("undo"), drawing.undoable, byId("file"));
+  enable(byId("clear"), !drawing.empty, byId(drawing.undoable ? "undo" : "file"));
+  byId("invitation").hidden = !drawing.empty && !drawing.hidden;
+  say(byId("invitation"), drawing.hidden || "Draw a digit");
+  byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
+  begun ||= detail.begun;
+  forgive("file");
+  predict({ now: !detail.drawing });
+});
+acceptPictures({
+  input: byId("file"),
+  slate: byId("slate"),
+  take: (image, blob, name) => drawing.put(image, blob, name),
+  remark: (sentence) => refuse("file", new Refused(0, sentence)),
+});
+byId("undo").addEventListener("click", () => drawing.undo());
+byId("clear").addEventListener("click", () => drawing.clear());
+document.addEventListener("keydown", (event) => {
+  if (event.key.toLowerCase() !== "z" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.target.matches("input:not([type=range])")) return;
+  event.preventDefault();
+  if (drawing.undoable) drawing.undo();
+});
+byId("open-sweep").addEventListener("click", drawSweep);
+byId("sweep").addEventListener("close", () => work.sweep.drop());
+byId("copy").addEventListener("click", copyCommand);
+byId("model").addEventListener("change", () => chooseModel(byId("model").value));
+byId("key").addEventListener("submit", (event) => {
+  event.preventDefault();
+  api.key = byId("key-field").value;
+  byId("key-field").value = "";
+  keyGiven = true;
+  model = null; // all of it is asked anew
+  askModels();
+});
+const look = () => document.visibilityState === "visible" && askModels();
+setInterval(look, LOOK);
+document.addEventListener("visibilitychange", look);
+for (const event of ["online", "offline"]) window.addEventListener(event, look);
+window.addEventListener("unhandledrejection", ({ reason }) => refuse("page", reason));
+
+askModels();

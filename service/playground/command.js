@@ -1,0 +1,29 @@
+/** What was last asked of the service, as a line for a shell, and how long it took. */
+
+import { byId, say } from "./dom.js";
+
+export function showCommand({ command, milliseconds, stages: { total, ...stages } }) {
+  if (command.includes("/predict?") && total !== undefined) say(byId("took"), `answered in ${total.toFixed(1)} ms`);
+  say(byId("command").firstElementChild, command);
+  byId("copy").disabled = false;
+  const parts = Object.entries(stages).map(([name, value]) => `${name} ${value.toFixed(1)}`);
+  const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
+  say(byId("latency"), `${inside}${milliseconds.toFixed(0)} ms with the way there and back.`);
+}
+
+/** The clipboard is the browser's to give: over plain HTTP from another host it is not, and then the line is selected instead. */
+export async function copyCommand() {
+  const line = byId("command").firstElementChild;
+  try {
+    await navigator.clipboard.writeText(line.textContent);
+    acknowledge("Copied");
+  } catch {
+    getSelection().selectAllChildren(line);
+    acknowledge("Selected");
+  }
+}
+
+function acknowledge(word) {
+  byId("copy").textContent = word;
+  setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
+}

@@ -1,0 +1,168 @@
+/** What is on the slate: strokes and pictures, with undo. Knows no service; says `change` when there is something new to see. */
+
+const INK = 0.085; // width of a stroke, of the slate's side
+const SENT = 224; // pixels of the slate's side, as it is sent
+const SHIFT = 0.07; // of the side: how far two pictures that lie on each other are moved apart
+const REMEMBERED = 100; // steps of undo
+const NOTHING = { pictures: [], strokes: [] };
+
+export class Drawing extends EventTarget {
+  #canvas;
+  #sheet = NOTHING; // never changed but replaced, so that undo can go back to it
+  #before = [];
+  #stroke = null; // the one that is being drawn
+  #pointer = null;
+
+  constructor(canvas) {
+    super();
+    this.#canvas = canvas;
+    canvas.addEventListener("pointerdown", (event) => this.#begin(event));
+    canvas.addEventListener("pointermove", (event) => this.#extend(event));
+    for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) canvas.addEventListener(end, (event) => this.#end(event));
+    new ResizeObserver(() => this.#render()).observe(canvas);
+  }
+
+  get empty() {
+    return !this.#sheet.pictures.length && !this.#sheet.strokes.length;
+  }
+
+  get undoable() {
+    return this.#before.length > 0;
+  }
+
+  /** The name of a file that is on the slate and cannot be shown. */
+  get hidden() {
+    return this.#foreign && !this.#foreign.image ? this.#foreign.name : "";
+  }
+
+  /** For those who do not see it. */
+  describe() {
+    const { pictures, strokes } = this.#sheet;
+    if (this.#foreign) return `the picture ${this.#foreign.name}`;
+    const parts = pictures.map(({ name }) => `example ${name}`);
+    if (strokes.length) parts.push(strokes.length === 1 ? "1 stroke" : `${strokes.length} strokes`);
+    return parts.join(", ") || "empty";
+  }
+
+  undo() {
+    this.#show(this.#before.pop() ?? NOTHING);
+  }
+
+  clear() {
+    if (!this.empty) this.#replace(NOTHING);
+  }
+
+  /** A picture of the user's, sent as it is for as long as nothing is drawn over it. `image` is null when it cannot be shown. */
+  put(image, blob, name) {
+    this.#replace({ pictures: [{ image, blob, name, foreign: true }], strokes: [] });
+  }
+
+  /** An example, { name, image } or { name, strokes }: chalk on slate, so more may be drawn; `over` lays it on one that is there. */
+  place(example, over) {
+    const kept = over && !this.#foreign ? this.#sheet : NOTHING;
+    const below = kept.pictures.slice(-1);
+    const pictures = [...below.map((each) => ({ ...each, shift: -SHIFT })), { ...example, shift: below.length ? SHIFT : 0 }];
+    this.#replace({ pictures, strokes: kept.strokes });
+  }
+
+  /** { blob, name } to send; the name is that of a file of the user's. */
+  async picture() {
+    if (this.#foreign) return { blob: this.#foreign.blob, name: this.#foreign.name };
+    const sheet = new OffscreenCanvas(SENT, SENT);
+    render(sheet.getContext("2d"), SENT, "white", "black", this.#sheet);
+    return { blob: await sheet.convertToBlob({ type: "image/png" }) };
+  }
+
+  get #foreign() {
+    return this.#sheet.pictures.find((each) => each.foreign);
+  }
+
+  #begin(event) {
+    if (this.#pointer !== null || event.button > 0) return;
+    this.#pointer = event.pointerId;
+    this.#canvas.setPointerCapture(event.pointerId);
+    event.preventDefault();
+    // Over a photograph nothing can be drawn that would be seen: the stroke begins a new sheet.
+    const kept = this.#foreign ? NOTHING : this.#sheet;
+    this.#stroke = [this.#point(event)];
+    this.#replace({ pictures: kept.pictures, strokes: [...kept.strokes, this.#stroke] }, { drawing: true });
+  }
+
+  #extend(event) {
+    if (event.pointerId !== this.#pointer) return;
+    const events = event.getCoalescedEvents?.() ?? [];
+    this.#stroke.push(...(events.length ? events : [event]).map((each) => this.#point(each)));
+    this.#show(this.#sheet, { drawing: true });
+  }
+
+  #end(event) {
+    if (event.pointerId !== this.#pointer) return;
+    this.#pointer = this.#stroke = null;
+    this.#show(this.#sheet);
+  }
+
+  /** In parts of the slate's side, so that a drawing survives a turned phone. */
+  #point(event) {
+    const box = this.#canvas.getBoundingClientRect();
+    return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+  }
+
+  #replace(sheet, detail) {
+    this.#before = [...this.#before.slice(1 - REMEMBERED), this.#sheet];
+    this.#show(sheet, { begun: this.empty || sheet.pictures !== this.#sheet.pictures, ...detail });
+  }
+
+  /** `drawing`: the pen is still down. `begun`: this is another drawing than before, not more of it. */
+  #show(sheet, { drawing = false, begun = false } = {}) {
+    this.#sheet = sheet;
+    this.#render();
+    this.dispatchEvent(new CustomEvent("change", { detail: { drawing, begun } }));
+  }
+
+  #render() {
+    const side = Math.max(1, Math.round(this.#canvas.clientWidth * devicePixelRatio));
+    this.#canvas.width = this.#canvas.height = side;
+    const { color, backgroundColor } = getComputedStyle(this.#canvas);
+    render(this.#canvas.getContext("2d"), side, color, backgroundColor, this.#sheet);
+  }
+}
+
+/** An example on a canvas of its own. */
+export function sketch(canvas, example) {
+  const { color, backgroundColor } = getComputedStyle(canvas);
+  render(canvas.getContext("2d"), canvas.width, color, backgroundColor, { pictures: [example], strokes: [] });
+}
+
+function render(context, side, chalk, slate, sheet) {
+  context.fillStyle = slate;
+  context.fillRect(0, 0, side, side);
+  Object.assign(context, { strokeStyle: chalk, lineWidth: INK * side, lineCap: "round", lineJoin: "round" });
+  for (const { image, strokes = [], shift = 0, foreign } of sheet.pictures) {
+    write(context, side, strokes, shift);
+    if (!image) continue;
+    const scale = side / Math.max(image.width, image.height);
+    const [width, height] = [image.width * scale, image.height * scale];
+    context.globalCompositeOperation = foreign ? "source-over" : "lighten"; // so that of two examples both stay to be seen
+    context.drawImage(image, (side - width) / 2 + shift * side, (side - height) / 2, width, height);
+    context.globalCompositeOperation = "source-over";
+  }
+  write(context, side, sheet.strokes, 0);
+}
+
+function write(context, side, strokes, shift) {
+  for (const stroke of strokes) trace(context, stroke.map(([x, y]) => [(x + shift) * side, y * side]));
+}
+
+/** A smooth line: its curves meet in the middles between points. */
+function trace(context, points) {
+  const [[x, y]] = points;
+  context.beginPath();
+  context.moveTo(x, y);
+  points.slice(1, -1).forEach(([atX, atY], index) => {
+    const [nextX, nextY] = points[index + 2];
+    context.quadraticCurveTo(atX, atY, (atX + nextX) / 2, (atY + nextY) / 2);
+  });
+  const [endX, endY] = points.at(-1);
+  context.lineTo(endX + 0.01, endY); // a line without any length would not be drawn, and a dot is one
+  context.stroke();
+}

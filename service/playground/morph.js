@@ -1,0 +1,71 @@
+/** Two digits that were kept, and the strip of poses between them. */
+
+import { byId, element, named, say } from "./dom.js";
+import { paint, wipe } from "./pixels.js";
+
+const ENDS = ["from", "to"];
+const EXPLANATION = byId("morph-hint");
+const HOW = EXPLANATION.textContent;
+
+export class MorphPanel {
+  #kept = {};
+  #current = null;
+  #changed;
+  #strip = null;
+
+  /** `changed()` is called when there is another strip to draw. */
+  constructor(changed) {
+    this.#changed = changed;
+    for (const end of ENDS) byId(`keep-${end}`).addEventListener("click", () => this.#keep(end));
+    byId("steps").addEventListener("change", () => byId("steps").reportValidity() && this.complete && this.#changed());
+  }
+
+  /** Poses of another model mean nothing to this one. */
+  setModel() {
+    this.#kept = {};
+    say(EXPLANATION, HOW);
+    this.#show(EXPLANATION);
+    for (const end of ENDS) {
+      wipe(byId(end));
+      byId(end).classList.add("blank");
+      byId(end).setAttribute("aria-label", end === "from" ? "No start yet" : "No end yet");
+    }
+    this.offer(null);
+  }
+
+  /** What a click would keep: an object of the last answer and its picture, or nothing. */
+  offer(object, picture) {
+    this.#current = object && { ...object, picture };
+    for (const end of ENDS) byId(`keep-${end}`).disabled = !object;
+  }
+
+  get complete() {
+    return ENDS.every((end) => this.#kept[end]);
+  }
+
+  get query() {
+    return [...ENDS.map((end) => [end, this.#kept[end].pose]), ["steps", byId("steps").value]];
+  }
+
+  show(picture) {
+    const [start, end] = ENDS.map((each) => named(this.#kept[each].label));
+    picture.alt = `${byId("steps").value} drawings from ${start} to ${end}`;
+    this.#show(element("div", { class: "plate" }, picture));
+    this.#strip = picture;
+  }
+
+  #keep(end) {
+    this.#kept[end] = this.#current;
+    paint(byId(end), [this.#current.picture]);
+    byId(end).classList.remove("blank");
+    byId(end).setAttribute("aria-label", `${end === "from" ? "Start" : "End"}: ${named(this.#current.label)}`);
+    if (this.complete) this.#changed();
+    else say(EXPLANATION, `Kept. Now draw another digit and keep it as the ${end === "from" ? "end" : "start"}.`);
+  }
+
+  #show(child) {
+    this.#strip?.forget();
+    this.#strip = null;
+    byId("strip").replaceChildren(child);
+  }
+}

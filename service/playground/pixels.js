@@ -1,0 +1,67 @@
+/** Pictures as levels from 0 to 1, and back onto a canvas in the slate's colours. */
+
+const SLATE = [17, 21, 28];
+const CHALK = [247, 244, 236];
+export const FIRST = [255, 178, 90]; // of two digits on top of each other
+export const SECOND = [92, 188, 255];
+const MISSING = [255, 134, 205]; // in the picture, and not in what is believed of it
+const ADDED = [118, 226, 160];
+
+/** A PNG, as blob or data URI -> { width, height, levels }. */
+export async function read(png) {
+  const bitmap = await createImageBitmap(typeof png === "string" ? unpacked(png) : png);
+  const { width, height } = bitmap;
+  const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  context.drawImage(bitmap, 0, 0);
+  const { data } = context.getImageData(0, 0, width, height);
+  const levels = Float32Array.from({ length: width * height }, (_, i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765);
+  return { width, height, levels };
+}
+
+/** A PNG as an <img> that can be shown at once; whoever takes it off the page calls its `forget`. */
+export async function shown(png) {
+  const picture = new Image();
+  picture.src = URL.createObjectURL(png);
+  picture.forget = () => URL.revokeObjectURL(picture.src);
+  await picture.decode();
+  return picture;
+}
+
+/** data: is not fetched but unpacked here, so that the page's policy need not allow it. */
+function unpacked(uri) {
+  return new Blob([Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0))]);
+}
+
+/** Pictures of one size on top of each other, each in its colour; chalk where there is but one. */
+export function paint(canvas, pictures, colours = [CHALK]) {
+  const { width, height } = pictures[0];
+  mixed(canvas, width, height, (i) => pictures.map((picture, index) => [picture.levels[i], colours[index]]));
+}
+
+/** What is in the picture and not in what is believed, and the other way round. Both are of one size. */
+export function paintDifference(canvas, picture, believed) {
+  mixed(canvas, picture.width, picture.height, (i) => {
+    const left = picture.levels[i] - Math.min(1, believed.reduce((sum, each) => sum + each.levels[i], 0));
+    return [[Math.abs(left), left > 0 ? MISSING : ADDED]];
+  });
+}
+
+export function wipe(canvas) {
+  canvas.width = canvas.width; // as the standard has it, this clears
+}
+
+/** Each pixel is the slate with light of some colours on it. */
+function mixed(canvas, width, height, lights) {
+  canvas.width = width;
+  canvas.height = height;
+  const image = new ImageData(width, height);
+  for (let i = 0; i < width * height; i++) {
+    const light = lights(i);
+    for (let channel = 0; channel < 3; channel++) {
+      const added = light.reduce((sum, [level, colour]) => sum + level * (colour[channel] - SLATE[channel]), 0);
+      image.data[4 * i + channel] = SLATE[channel] + added; // clamped by the array itself
+    }
+    image.data[4 * i + 3] = 255;
+  }
+  canvas.getContext("2d").putImageData(image, 0, 0);
+}

@@ -1,0 +1,152 @@
+/** The pose in the hand: a slider for each of its dimensions, and the picture that the decoder makes of it. */
+
+import { byId, element, enable, named, say } from "./dom.js";
+import { paint } from "./pixels.js";
+
+const REACH = 0.25;
+const STEP = 0.01;
+const SIZE = 224; // pixels of the drawing
+const OPENING = 3; // the class whose prototype is shown before anything is drawn
+
+export class PosePanel {
+  #model = null;
+  #objects = []; // of the last answer
+  #sliders = [];
+  #changed;
+
+  /** `changed(byHand)` is called when there is another pose to draw. */
+  constructor(changed) {
+    this.#changed = changed;
+    byId("reset").addEventListener("click", () => this.reset());
+    byId("as-label").addEventListener("change", () => this.#moved());
+  }
+
+  setModel(model) {
+    this.#model = model;
+    this.#sliders = this.names.map((name, dim) => this.#slider(name, dim));
+    byId("sliders").replaceChildren(...this.#sliders.map(({ row }) => row));
+    byId("open-sweep").disabled = byId("as-label").disabled = false;
+    this.#objects = [];
+    this.setObjects([]);
+  }
+
+  /** What the manifest says each dimension does, where it says so. */
+  get names() {
+    const told = this.#model.manifest.dimensions ?? this.#model.dimensions ?? [];
+    return Array.from({ length: this.#model.pose_size }, (_, dim) => told[dim]?.name || `dimension ${dim}`);
+  }
+
+  /** The objects of an answer; none for an empty slate, which leaves the model's own prototypes to turn. */
+  setObjects(objects, { begun = true } = {}) {
+    const chosen = begun || this.#objects.length !== objects.length ? 0 : this.index;
+    const asLabel = begun || !this.#objects.length ? "" : byId("as-label").value;
+    this.#objects = objects;
+    this.#offerObjects(chosen);
+    this.#offerLabels(asLabel);
+    if (begun) for (const slider of this.#sliders) slider.set(0);
+    this.#show();
+    this.#changed(false);
+  }
+
+  reset() {
+    for (const slider of this.#sliders) slider.set(0);
+    byId("as-label").value = this.#objects.length ? "" : this.#opening;
+    this.#moved();
+  }
+
+  get object() {
+    return this.#objects[this.index];
+  }
+
+  /** Which of the answer's objects is turned. */
+  get index() {
+    return Number(document.querySelector("#objects input:checked")?.value ?? 0);
+  }
+
+  /** The query of what is turned, without how far. */
+  get subject() {
+    const asLabel = byId("as-label").value;
+    const subject = this.object ? [["pose", this.object.pose]] : [["label", asLabel]];
+    if (this.object && asLabel) subject.push(["as_label", asLabel]);
+    return [["model", this.#model.name], ...subject];
+  }
+
+  /** The whole query of GET /reconstruct. */
+  get query() {
+    const moved = this.#sliders.flatMap(({ input }, dim) =>
+      Number(input.value) ? [["dim", dim], ["delta", input.value]] : [],
+    );
+    return [...this.subject, ...moved, ["size", SIZE]];
+  }
+
+  show(picture) {
+    paint(byId("turned"), [picture]);
+  }
+
+  describe() {
+    const asLabel = byId("as-label").value;
+    if (!this.object) return `the model’s average ${asLabel}`;
+    return `your ${this.object.label}${asLabel ? `, drawn as ${named(asLabel)}` : ""}`;
+  }
+
+  get #opening() {
+    return this.#model.classes[OPENING] ?? this.#model.classes[0];
+  }
+
+  #slider(name, dim) {
+    const id = `dim-${dim}`;
+    const input = element("input", { type: "range", id, min: -REACH, max: REACH, step: STEP, value: 0 });
+    const output = element("output", { for: id });
+    const back = element("button", { type: "button", class: "back", "aria-label": `Reset ${name}`, title: "Reset" }, "↺");
+    const show = () => {
+      const value = Number(input.value);
+      say(output, signed(value));
+      row.classList.toggle("moved", value !== 0);
+      back.disabled = value === 0;
+    };
+    const set = (value) => ((input.value = value), show());
+    input.addEventListener("input", () => (show(), this.#moved()));
+    back.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
+    const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, output, back);
+    show();
+    return { row, input, set };
+  }
+
+  #moved() {
+    this.#show();
+    this.#changed(true);
+  }
+
+  #show() {
+    const moved = this.#sliders.some(({ input }) => Number(input.value));
+    const as = byId("as-label").value;
+    enable(byId("reset"), moved || as !== (this.#objects.length ? "" : this.#opening), byId("open-sweep"));
+    const whose = this.describe();
+    byId("turned").setAttribute("aria-label", `The pose of ${whose}${moved ? ", moved by the sliders" : ""}`);
+    const how = moved ? ", moved" : "";
+    say(byId("subject"), this.object ? `This is ${whose}${how}.` : `Nothing is drawn yet: this is ${whose}${how}.`);
+  }
+
+  #offerObjects(chosen) {
+    const several = this.#objects.length > 1;
+    const radios = this.#objects.map(({ label }, index) => {
+      const input = element("input", { type: "radio", name: "object", value: index, checked: index === chosen });
+      input.addEventListener("change", () => this.#moved());
+      return element("label", { class: index ? "second" : "first" }, input, named(label));
+    });
+    byId("objects").hidden = !several;
+    byId("objects").replaceChildren(byId("objects").firstElementChild, ...(several ? radios : []));
+  }
+
+  #offerLabels(asLabel) {
+    const seen = this.#objects.length ? [element("option", { value: "" }, `${this.object.label}, as seen`)] : [];
+    const classes = this.#model.classes.map((label) => element("option", { value: label }, label));
+    byId("as-label").replaceChildren(...seen, ...classes);
+    byId("as-label").value = this.#objects.length ? asLabel : asLabel || this.#opening;
+  }
+}
+
+/** With a sign and a true minus, so that figures below each other stand still. */
+export function signed(value) {
+  return value === 0 ? "0.00" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`;
+}

@@ -1,0 +1,56 @@
+/** The sheet of the paper's Figure 4 in a dialog: a row for each dimension of the pose, a column for each step. */
+
+import { byId, element, say } from "./dom.js";
+import { signed } from "./pose.js";
+
+const STEPS = 11;
+const REACH = 0.25;
+
+export class SweepDialog {
+  #sheet = null;
+
+  constructor() {
+    const dialog = byId("sweep");
+    byId("close-sweep").addEventListener("click", () => this.close());
+    dialog.addEventListener("click", (event) => event.target === dialog && this.close()); // beside it
+    dialog.addEventListener("close", () => {
+      this.#forget();
+      byId("key").before(byId("notices"));
+    });
+  }
+
+  get query() {
+    return [["low", -REACH], ["high", REACH], ["steps", STEPS], ["names", false]]; // the names are text here, for all to read
+  }
+
+  /** Opens at once, and waits in the open. */
+  open(whose, names) {
+    this.#forget();
+    say(byId("sweep-hint"), `Each row moves one dimension of ${whose} from ${signed(-REACH)} to ${signed(REACH)}; the others stay.`);
+    byId("sheet").replaceChildren(element("p", { class: "hint", role: "status" }, `Drawing ${names.length * STEPS} pictures …`));
+    byId("sweep").append(byId("notices")); // what is behind an open dialog is in its shade, and not read out
+    byId("sweep").showModal();
+  }
+
+  show(picture, whose, names) {
+    this.#sheet = picture;
+    picture.alt = `${names.length} by ${STEPS} drawings of ${whose}`;
+    const rows = element("ol", { class: "rows", start: 0 }, ...names.map((name) => element("li", {}, name)));
+    const columns = element("p", { class: "columns", "aria-hidden": "true" });
+    columns.append(...[-REACH, 0, REACH].map((delta) => element("span", {}, signed(delta))));
+    byId("sheet").replaceChildren(columns, rows, element("div", { class: "plate" }, picture));
+  }
+
+  close() {
+    byId("sweep").close();
+  }
+
+  fail(sentence) {
+    byId("sheet").replaceChildren(element("p", { class: "notice bad", role: "alert" }, sentence));
+  }
+
+  #forget() {
+    this.#sheet?.forget();
+    this.#sheet = null;
+  }
+}

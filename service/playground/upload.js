@@ -1,0 +1,76 @@
+/** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name)`; image is null where the browser cannot show it.
+ *  What else is to say about them goes to `remark(sentence)`. */
+
+const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
+const SIDE = 1600;
+const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
+
+export function acceptPictures({ input, slate, take, remark }) {
+  let newest = null;
+
+  async function offer(files) {
+    const [file] = files ?? [];
+    if (!file) return;
+    const [count, name] = [files.length, file.name || "picture.png"];
+    newest = file;
+    try {
+      const { image, blob } = await prepared(file);
+      if (newest !== file) return;
+      take(image, blob, name);
+      if (count > 1) remark(`Of these ${count} files the first is on the slate, ${name}: it holds one at a time.`);
+    } catch {
+      remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
+    }
+  }
+
+  input.addEventListener("change", () => {
+    offer(input.files);
+    input.value = ""; // so that the same file can be chosen again
+  });
+  document.addEventListener("paste", (event) => {
+    if (event.clipboardData?.files.length) event.preventDefault();
+    offer(event.clipboardData?.files);
+  });
+  for (const over of ["dragenter", "dragover"]) {
+    document.addEventListener(over, (event) => {
+      if (!event.dataTransfer?.types.includes("Files")) return;
+      event.preventDefault();
+      slate.classList.add("wanted");
+    });
+  }
+  document.addEventListener("dragleave", (event) => event.relatedTarget || slate.classList.remove("wanted"));
+  document.addEventListener("drop", (event) => {
+    slate.classList.remove("wanted");
+    if (!event.dataTransfer?.files.length) return;
+    event.preventDefault();
+    offer(event.dataTransfer.files);
+  });
+}
+
+async function prepared(file) {
+  const image = await createImageBitmap(file).then(small).catch(() => null);
+  if (!image || (file.size <= LARGE && READ.includes(file.type))) return { image, blob: await held(file) };
+  const sheet = new OffscreenCanvas(image.width, image.height);
+  const context = sheet.getContext("2d");
+  context.fillStyle = "white"; // JPEG knows nothing transparent, and ink on nothing is mostly dark
+  context.fillRect(0, 0, sheet.width, sheet.height);
+  context.drawImage(image, 0, 0);
+  return { image, blob: await sheet.convertToBlob({ type: "image/jpeg", quality: 0.92 }) };
+}
+
+/** Undo remembers pictures, so none may take a hundred megabytes. */
+async function small(image) {
+  const scale = SIDE / Math.max(image.width, image.height);
+  if (scale >= 1) return image;
+  const [resizeWidth, resizeHeight] = [image.width, image.height].map((side) => Math.max(1, Math.round(side * scale)));
+  const smaller = await createImageBitmap(image, { resizeWidth, resizeHeight, resizeQuality: "high" });
+  image.close();
+  return smaller;
+}
+
+/** The bytes themselves, since a file may change or go before it is sent. Of what is no picture the beginning will do, for the
+ *  service to say what it is; and as plain bytes: JSON it would read as a request. */
+async function held(file) {
+  const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
+  return new Blob([await file.slice(0, LARGE).arrayBuffer()], { type });
+}

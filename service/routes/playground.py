@@ -1,0 +1,72 @@
+"""GET /: the playground, and /docs: the reference. Pages that work offline: all they load comes from here, none of it inline."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import NamedTuple
+
+from fastapi import APIRouter, Request, Response
+from starlette.exceptions import HTTPException
+
+from service import headers, reference, state
+
+FOLDER = Path(__file__).parent.parent / "playground"
+PAGE = "index.html"
+
+TYPES = {
+    ".html": "text/html; charset=utf-8",
+    ".css": "text/css; charset=utf-8",
+    ".js": "text/javascript; charset=utf-8",
+    ".svg": "image/svg+xml",
+}
+HEADERS = {
+    # blob: is for pictures that the page fetched itself, since an <img> cannot send the server's key.
+    "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+    "img-src 'self' blob:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-cache",  # may be kept, and is asked about each time: a new release is a new page at once
+}
+
+
+class File(NamedTuple):
+    content: bytes
+    media_type: str
+    etag: str
+
+
+def _file(content: bytes, media_type: str) -> File:
+    return File(content, media_type, f'"{hashlib.blake2s(content, digest_size=12).hexdigest()}"')
+
+
+FILES = {path.name: _file(path.read_bytes(), TYPES[path.suffix]) for path in FOLDER.iterdir() if path.suffix in TYPES}
+PATHS = frozenset({"/", *(f"/playground/{name}" for name in FILES)})  # these ask for no key: the page asks its user for it
+
+router = APIRouter(include_in_schema=False)
+
+
+@router.get("/")
+async def playground(request: Request) -> Response:
+    return _sent(request, FILES[PAGE])
+
+
+@router.get("/playground/{name}")
+async def part(request: Request, name: str) -> Response:
+    if name not in FILES:
+        raise HTTPException(404)
+    return _sent(request, FILES[name])
+
+
+@router.get("/docs")
+async def docs(request: Request) -> Response:
+    keyed = state.of(request).settings.api_key is not None
+    page = reference.page(request.app.openapi(), str(request.base_url).rstrip("/"), keyed)
+    return _sent(request, _file(page.encode(), TYPES[".html"]))
+
+
+def _sent(request: Request, file: File) -> Response:
+    told = {"ETag": file.etag, **HEADERS}
+    if headers.knows(",".join(request.headers.getlist("if-none-match")), file.etag):
+        return Response(status_code=304, headers=told)
+    return Response(file.content, headers=told, media_type=file.media_type)

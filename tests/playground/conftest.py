@@ -1,0 +1,101 @@
+"""The real page in a real Chromium, on the same uvicorn as the service's tests. No page may ask anything of another host."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import pytest
+from playwright.sync_api import Browser, Page, Request, sync_playwright
+
+from service import catalogue
+from service.engine import CapsNet
+from tests.playground.hand import SEVEN, ask_for, draw
+from tests.service.conftest import serving, settings
+
+CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
+PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
+
+WORDS = "shirt trousers pullover dress coat sandal blouse sneaker bag boot"
+
+OpenPage = Callable[..., Page]
+
+
+@pytest.fixture(scope="package")
+def nets() -> dict[str, CapsNet]:
+    """The tests' bundle, `tiny`; the same network taken for one of two digits, the second of any length, `pair`; and one whose
+    classes are no digits, `words`."""
+    tiny = catalogue.load(settings())["tiny"]
+    thresholds = tiny.manifest.thresholds
+    lenient = dict.fromkeys(thresholds.lengths, -1.0)
+    drawn = {
+        label: {rank: 10 + each for rank, each in usual.items()} for label, usual in thresholds.reconstruction_errors.items()
+    }
+    values = {"presence": 0.02, "lengths": lenient, "margins": lenient, "reconstruction_errors": drawn}
+    both = {"name": "pair", "max_objects": 2, "thresholds": thresholds.model_copy(update=values)}
+    nets = {"tiny": tiny, "pair": replace(tiny, manifest=tiny.manifest.model_copy(update=both))}
+    words = tuple(WORDS.split())
+    usual = dict(zip(words, thresholds.reconstruction_errors.values(), strict=True))
+    named = {"name": "words", "classes": words, "thresholds": thresholds.model_copy(update={"reconstruction_errors": usual})}
+    return nets | {"words": replace(tiny, manifest=tiny.manifest.model_copy(update=named))}
+
+
+@pytest.fixture(scope="package")
+def server(nets: dict[str, CapsNet]) -> Iterator[str]:
+    with serving(settings(model="tiny"), nets) as client:
+        yield str(client.base_url)
+
+
+# Of the package, not of the session: Playwright's event loop would stand in the way of the asyncio.run of other tests.
+@pytest.fixture(scope="package")
+def browser() -> Iterator[Browser]:
+    if not os.path.exists(CHROMIUM):
+        pytest.skip("needs a browser: no chromium (Debian's package chromium)")
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def open_page(browser: Browser, server: str) -> Iterator[OpenPage]:
+    """open_page(at=..., wait=..., **how) -> a page; at the end no script may have failed and no other host been asked."""
+    contexts, faults, asked = [], [], []
+
+    def heard(request: Request) -> None:
+        asked.append(request.url)
+
+    def opened(at: str = server, path: str = "/", wait: bool = True, **how: object) -> Page:
+        context = browser.new_context(**how)  # type: ignore[arg-type]
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("request", heard)
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        # That a request failed is in the log of every browser; that a script or a policy did is what we want to know.
+        page.on("console", lambda said: said.type == "error" and "Failed to load" not in said.text and faults.append(said.text))
+        page.goto(at + path)
+        if wait:
+            page.wait_for_selector("#examples button")
+        return page
+
+    yield opened
+    for context in contexts:
+        context.close()
+    assert not faults
+    assert all(url.startswith(("http://127.0.0.1:", "blob:http://127.0.0.1:")) for url in asked), asked
+
+
+@pytest.fixture
+def page(open_page: OpenPage) -> Page:
+    return open_page()
+
+
+@pytest.fixture
+def with_seven(page: Page) -> Page:
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    return page

@@ -1,0 +1,52 @@
+"""README's pictures of the playground on the shipped models: `python -m tests.playground.pictures`, then look at them."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from playwright.sync_api import Page, expect, sync_playwright
+
+from service.settings import Settings
+from tests.playground.conftest import CHROMIUM, FLAGS, PHONE
+from tests.playground.hand import WRITTEN_SEVEN, WRITTEN_THREE, ask_for, draw
+from tests.service.conftest import serving
+
+DOCS = Path(__file__).parents[2] / "docs"
+LOOKS: dict[str, dict[str, object]] = {
+    "light": {"viewport": {"width": 1280, "height": 800}},
+    "dark": {"viewport": {"width": 1280, "height": 800}, "color_scheme": "dark"},
+    "phone": {**PHONE, "viewport": {"width": 390, "height": 844}},
+}
+
+
+def play(page: Page) -> None:
+    page.wait_for_selector("#examples button")
+    draw(page, WRITTEN_SEVEN, steps=1)
+    ask_for(page, "7")
+    page.click("#keep-from")
+    page.click("#clear")
+    draw(page, WRITTEN_THREE, steps=1)
+    ask_for(page, "3")
+    page.click("#keep-to")
+    expect(page.locator("#strip img")).to_be_visible()
+    for dim, delta in ((1, 0.12), (9, -0.1)):
+        page.locator(f"#dim-{dim}").fill(str(delta))
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(500)
+    page.evaluate("() => scrollTo(0, 0)")
+
+
+def main(models: Path) -> None:
+    with serving(Settings(models=models)) as client, sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        for name, look in LOOKS.items():
+            page = browser.new_page(**look)  # type: ignore[arg-type]
+            page.goto(str(client.base_url))
+            play(page)
+            page.screenshot(path=DOCS / f"playground-{name}.png", full_page=name != "phone")
+        browser.close()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Settings().models)

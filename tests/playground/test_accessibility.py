@@ -1,0 +1,42 @@
+"""axe-core finds nothing serious on any of our pages, in either theme and on a phone."""
+
+from __future__ import annotations
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from tests.playground.conftest import PHONE, OpenPage
+from tests.playground.hand import SEVEN, ask_for, draw
+
+LOOKS: dict[str, dict[str, object]] = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_playground(open_page: OpenPage, look: str) -> None:
+    page = open_page(path="/?model=pair", **LOOKS[look])
+    _assert_accessible(page)
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    page.click("#keep-from")
+    page.click("#keep-to")
+    expect(page.locator("#strip img")).to_be_visible()
+    page.locator("#dim-0").fill("0.1")
+    page.set_input_files("#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no picture"})
+    expect(page.locator("#refused")).to_be_visible()
+    page.wait_for_timeout(250)  # colours in transition
+    _assert_accessible(page)
+    page.click("#open-sweep")
+    expect(page.locator("#sheet img")).to_be_visible()
+    _assert_accessible(page)
+
+
+@pytest.mark.parametrize("look", LOOKS)
+def test_the_reference(open_page: OpenPage, look: str) -> None:
+    _assert_accessible(open_page(path="/docs", wait=False, **LOOKS[look]))
+
+
+def _assert_accessible(page: Page) -> None:
+    found = Axe().run(page).response["violations"]
+    serious = [each for each in found if each["impact"] in ("serious", "critical")]
+    assert not serious, [(each["id"], [node["html"][:120] for node in each["nodes"]]) for each in serious]
