@@ -34,7 +34,7 @@ def bundle_of(preset: str, folder: Path, like: Bundle) -> Bundle:
         encoding = model.classify(images)
         arrays |= {f"lengths.{variant}": encoding.lengths, f"capsules.{variant}": encoding.capsules}
     np.savez(made / EXAMPLE, allow_pickle=False, **{name: values.numpy() for name, values in arrays.items()})
-    values = like.manifest.model_dump(exclude={"format", "name", "version", "files"})
+    values = like.manifest.model_dump(exclude={"format", "name", "version", "files", "dimensions"})
     return bundle.write(
         made,
         values

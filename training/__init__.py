@@ -1,1 +1,5 @@
-"""captrain: trains, evaluates, exports and draws Capsule Networks. Of the service it knows the bundle contract alone."""
+"""Trains Capsule Networks and makes bundles of them."""
+
+import os
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before anything here imports ONNX Runtime, which reads it then

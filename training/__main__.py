@@ -1,7 +1,7 @@
 """`captrain`: train, evaluate, export and draw Capsule Networks.
 
 captrain train --preset compact --out runs/compact          # a checkpoint, history.csv, TensorBoard
-captrain evaluate runs/compact                              # test error, on torch and on ONNX
+captrain evaluate runs/compact                              # test error, on torch and on ONNX Runtime
 captrain export runs/compact --bundle models/compact --int8
 captrain figures models/compact --out figures
 """
@@ -12,6 +12,7 @@ import argparse
 import dataclasses
 import sys
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
@@ -62,8 +63,12 @@ def parser() -> argparse.ArgumentParser:
     each.set_defaults(run=_train)
 
     each = commands.add_parser("evaluate", help="count test errors of a run or a bundle")
-    each.add_argument("source", type=Path, metavar="RUN_OR_BUNDLE")
-    each.add_argument("--record", action="store_true", help="write what was measured into the bundle's manifest")
+    each.add_argument("sources", type=Path, nargs="+", metavar="RUN_OR_BUNDLE")
+    each.add_argument(
+        "--record",
+        action="store_true",
+        help="write what was measured into the manifest of the bundle, which comes first; runs of other seeds may follow",
+    )
     each.set_defaults(run=_evaluate)
 
     each = commands.add_parser("export", help="make a bundle of a run")
@@ -75,6 +80,7 @@ def parser() -> argparse.ArgumentParser:
     each = commands.add_parser("figures", help="draw a run's or a bundle's pictures")
     each.add_argument("source", type=Path, metavar="RUN_OR_BUNDLE")
     each.add_argument("--out", required=True, type=Path, metavar="DIR")
+    each.add_argument("--redrawn", action="store_true", help="show no picture of the data set: first let the network redraw them")
     each.set_defaults(run=_figures)
 
     for command in commands.choices.values():
@@ -102,18 +108,23 @@ def _train(options: argparse.Namespace) -> None:
 def _evaluate(options: argparse.Namespace) -> None:
     from training import evaluate, export, subjects
 
-    with subjects.opened(options.source) as subject:
-        if options.record and subject.bundle is None:
-            raise TrainingError(f"{options.source} is a run; --record writes into the manifest of a bundle")
-        found = subject.data(options.data)
-        measured = {}
-        for name, model in subject.models.items():
-            batches = evaluate.fixed_batches(found.test, subject.config.training.pairs)
-            measured[name] = evaluate.evaluate(model, batches, len(found.classes))
-            print(f"{options.source} ({name}) on {len(found.test)} test pictures of {found.name}")
-            print(measured[name].report(found.classes), end="\n\n")
-        if options.record and subject.bundle is not None:
-            export.record_test(subject.bundle, measured)
+    with ExitStack() as stack:
+        found = [stack.enter_context(subjects.opened(path)) for path in options.sources]
+        if options.record:
+            subjects.expect_seeds_of_one_bundle(found)
+        measured: list[dict[str, evaluate.Evaluation]] = []
+        for path, subject in zip(options.sources, found, strict=True):
+            data = subject.data(options.data)
+            measured.append({})
+            for name, model in subject.models.items():
+                batches = evaluate.fixed_batches(data.test, subject.config.training.pairs)
+                measured[-1][name] = evaluate.evaluate(model, batches, len(data.classes))
+                print(f"{path} ({name}) on {len(data.test)} test pictures of {data.name}")
+                print(measured[-1][name].report(data.classes), end="\n\n")
+        if options.record and found[0].bundle is not None:
+            others = zip(found[1:], measured[1:], strict=True)
+            seeds = {subject.config.training.seed: evaluations["fp32"] for subject, evaluations in others}
+            export.record_test(found[0].bundle, measured[0], seeds)
 
 
 def _export(options: argparse.Namespace) -> None:
@@ -127,14 +138,16 @@ def _export(options: argparse.Namespace) -> None:
 
 
 def _figures(options: argparse.Namespace) -> None:
-    from training import figures, subjects
+    from training import evaluate, figures, subjects
 
     with subjects.opened(options.source) as subject:
-        _, held_out = subject.data(options.data).split(subject.config.training.validation)
-        model = next(iter(subject.models.values()))
-        for path in figures.figures(
-            model, held_out, subject.config.training.pairs, subject.classes, subject.history, options.out
-        ):
+        settings = subject.config.training
+        _, held_out = subject.data(options.data).split(settings.validation)
+        model, pictures = next(iter(subject.models.values())), evaluate.fixed_batches(held_out, settings.pairs)
+        if options.redrawn:
+            pictures = figures.redrawn(model, pictures)
+        names = subject.bundle.manifest.dimensions if subject.bundle else ()
+        for path in figures.figures(model, pictures, subject.classes, names, subject.history, options.out):
             print(path)
 
 

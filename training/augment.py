@@ -4,6 +4,8 @@ Each function takes pictures (batch, C, H, W) in [0, 1] and a generator, and kno
 """
 
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,18 @@ from torch import Generator, Tensor
 Augmentation = Callable[[Tensor, Generator], Tensor]
 
 SHIFT = 2  # pixels, in the paper and here
-ROTATION, SCALE, SHEAR = 12.0, 0.12, 0.15  # degrees, fraction, horizontal tangent: at most this much either way
+
+
+class Limits(NamedTuple):
+    """At most this much, either way."""
+
+    rotation: float  # degrees
+    scale: float  # fraction
+    shear: float  # horizontal tangent
+
+
+AFFINE = Limits(rotation=12, scale=0.12, shear=0.15)
+STRONG = Limits(rotation=18, scale=0.18, shear=0.25)  # half again as much: what a longer run can still learn from
 
 
 def none(images: Tensor, generator: Generator) -> Tensor:
@@ -24,15 +37,15 @@ def shift(images: Tensor, generator: Generator) -> Tensor:
     return moved(images, SHIFT, generator)
 
 
-def affine(images: Tensor, generator: Generator) -> Tensor:
+def affine(images: Tensor, generator: Generator, limits: Limits = AFFINE) -> Tensor:
     """Rotation, scale, shear and a shift in fractions of pixels, by one bilinear sampling."""
     count, _, height, width = images.shape
 
     def within(limit: float) -> Tensor:
         return (torch.rand(count, generator=generator, device=images.device) * 2 - 1) * limit
 
-    angle, slant = within(torch.pi * ROTATION / 180), within(SHEAR)
-    across, down = 1 + within(SCALE), 1 + within(SCALE)
+    angle, slant = within(torch.pi * limits.rotation / 180), within(limits.shear)
+    across, down = 1 + within(limits.scale), 1 + within(limits.scale)
     cosine, sine = angle.cos(), angle.sin()
     first = torch.stack([cosine * across, (slant * cosine - sine) * down, within(2 * SHIFT / width)], dim=1)
     second = torch.stack([sine * across, (slant * sine + cosine) * down, within(2 * SHIFT / height)], dim=1)
@@ -40,7 +53,12 @@ def affine(images: Tensor, generator: Generator) -> Tensor:
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 
 
-AUGMENTATIONS: dict[str, Augmentation] = {"none": none, "shift": shift, "affine": affine}
+AUGMENTATIONS: dict[str, Augmentation] = {
+    "none": none,
+    "shift": shift,
+    "affine": affine,
+    "strong": partial(affine, limits=STRONG),
+}
 
 
 def moved(images: Tensor, limit: int, generator: Generator) -> Tensor:

@@ -42,9 +42,10 @@ class Primary:
 
 @dataclass(frozen=True)
 class Decoder:
-    """Draws the picture back from one class capsule, the others masked with zeros."""
+    """Draws the picture back from one class capsule: the others masked with zeros, or its pose alone."""
 
     hidden: tuple[int, ...] = (512, 1024)
+    sees_class: bool = True  # False: Rajasegaran et al. 2019, a dimension of the pose means the same for every class
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,7 @@ class CapsuleNet:
     routing: str = "dynamic"
     iterations: int = 3
     squash: str = "paper"
+    dropout: float = 0.0  # share of the primary capsules that have no say in a training step
     share_transforms: bool = False  # one transformation for all input capsules: any image size works
     pose_size: int = 16
     decoder: Decoder = Decoder()
@@ -103,7 +105,7 @@ class Training:
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
-    augment: str = _flag("affine", "none, shift (2 pixels, the paper's) or affine")
+    augment: str = _flag("affine", "none, shift (2 pixels, the paper's), affine or strong (half again as much)")
     pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
     loss: str = _flag("margin", "margin or cross_entropy")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
@@ -155,11 +157,20 @@ def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 # Efficient-CapsNet's stem (Mazzia et al. 2021): small kernels and batch norm, 28x28 -> 128 maps of 9x9.
-_COMPACT_STEM = (
+_EFFICIENT_STEM = (
     Conv(32, kernel=5, norm=True),
     Conv(64, kernel=3, norm=True),
     Conv(64, kernel=3, norm=True),
     Conv(128, kernel=3, stride=2, norm=True),
+)
+
+# The picture halved early, so that the costly convolutions see few pixels: 28x28 -> 128 maps of 8x8, 36x36 -> 128 of 12x12.
+_EARLY_STEM = (
+    Conv(32, kernel=3, norm=True),
+    Conv(32, kernel=3, norm=True),
+    Conv(64, kernel=5, stride=2, padding=2, norm=True),
+    Conv(64, kernel=3, norm=True),
+    Conv(128, kernel=3, norm=True),
 )
 
 # Su 2018, fully convolutional: with 28x28 it ends in 128 maps of 8x8.
@@ -174,17 +185,29 @@ PRESETS: dict[str, Config] = {
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2)),
             Training(epochs=50, schedule="exponential", decay=0.96, augment="shift", ema=0.0),
         ),
-        # 4x4 places x 16 kinds = 256 capsules to route, 606 thousand encoder parameters.
+        # 4x4 places x 16 kinds = 256 capsules to route, 606 thousand encoder parameters. models/README.md: what else was tried.
         Config(
             "compact",
-            CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=3, stride=2)),
+            CapsuleNet(stem=_EFFICIENT_STEM, primary=Primary(kinds=16, size=8, kernel=3, stride=2)),
             Training(epochs=40, learning_rate=0.003),
         ),
-        # The smaller way to end the same stem: sixteen capsules in all, 161 thousand encoder parameters.
+        # Efficient-CapsNet's way to end the same stem: sixteen capsules in all, 161 thousand encoder parameters.
         Config(
             "compact16",
-            CapsuleNet(stem=_COMPACT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),
+            CapsuleNet(stem=_EFFICIENT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),
             Training(epochs=40, learning_rate=0.003),
+        ),
+        # Two digits a picture, as in the paper: 6x6 places x 16 kinds = 576 capsules. Pairs are never the same twice, so there is
+        # no augmentation but their shifts.
+        Config(
+            "overlap",
+            CapsuleNet(
+                stem=_EARLY_STEM,
+                primary=Primary(kinds=16, size=8, kernel=2, stride=2),
+                decoder=Decoder(hidden=(256, 512), sees_class=False),
+                image_shape=(1, 36, 36),
+            ),
+            Training(epochs=25, learning_rate=0.003, pairs="overlapping", augment="shift"),
         ),
         Config(
             "shared",

@@ -12,7 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from training.augment import none
+from training.augment import Augmentation, none
 from training.data import Digits
 from training.networks import Encoding, Network
 from training.pairs import Batch, Partners, arrangement
@@ -115,9 +115,9 @@ def draw(model: Model, capsules: Tensor, predicted: Tensor) -> Tensor:
     return drawn.sum(dim=1).clamp_max(1.0)
 
 
-def fixed_batches(digits: Digits, pairs: str, size: int = 250, seed: int = 0) -> Iterator[Batch]:
-    """Every picture once, unaltered and in order; for pairs the same partners each time."""
+def fixed_batches(digits: Digits, pairs: str, size: int = 250, seed: int = 0, augment: Augmentation = none) -> Iterator[Batch]:
+    """Every picture once and in order, unaltered if not asked otherwise; the same partners and changes each time."""
     generator = torch.Generator().manual_seed(seed)
     arrange, partners = arrangement(pairs).arrange, Partners(digits)
     for start in range(0, len(digits), size):
-        yield arrange(digits[start : start + size], partners, none, generator)
+        yield arrange(digits[start : start + size], partners, augment, generator)

@@ -6,7 +6,7 @@ Reads training and validation pictures only. The test set is `captrain evaluate`
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from service import bundle
-from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, Measured, Variant
+from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, ErrorRate, Measured, OtherSeed, Variant
 from training import graphs
+from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
 from training.config import CapsuleNet
 from training.data import DataSet, Digits
+from training.dimensions import aligned, dimensions, seen
 from training.errors import ExportError
 from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
 from training.networks import Network, parameters
-from training.pairs import arrangement
+from training.pairs import Batch, arrangement
 from training.quantise import int8
 from training.runtime import OnnxModel
 from training.statistics import usual
@@ -32,6 +34,7 @@ from training.statistics import usual
 PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
 CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
+TURNED = 2_000  # validation pictures whose poses are turned to see what each dimension does
 EXAMPLES = 3
 
 
@@ -57,7 +60,10 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
 def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> None:
     config, (learn, validation) = checkpoint.config, data.split(checkpoint.config.training.validation)
     trained = checkpoint.restored()
-    network = graphs.storable(trained)
+    if not all(bool(weights.isfinite().all()) for weights in trained.state_dict().values()):
+        raise ExportError("expected finite weights, found some that are no number: there is nothing to export in this run")
+    samples = partial(_samples, validation, checkpoint)
+    network = graphs.storable(aligned(trained, seen(TorchModel(trained), samples())))
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
@@ -67,6 +73,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     batches = partial(fixed_batches, validation, config.training.pairs)
     usually = usual(models["fp32"], batches(), data.classes)
     measured = {variant: measurement(evaluate(model, batches(), len(data.classes))) for variant, model in models.items()}
+    turns = dimensions(models["fp32"], seen(models["fp32"], samples()))
     _write_example(models, torch.tensor(usually.prototypes), folder)
     net = config.network
     bundle.write(
@@ -84,6 +91,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             "metrics": {"parity": worst, "validation": measured},
             "thresholds": usually.thresholds,
             "prototypes": usually.prototypes,
+            "dimensions": turns,
             "references": usually.references,
         },
     )
@@ -125,17 +133,32 @@ def calibration_pictures(learn: Digits, checkpoint: Checkpoint) -> Tensor:
     return torch.cat([batch.images for batch in batches])
 
 
+def _samples(validation: Digits, checkpoint: Checkpoint) -> Iterator[Batch]:
+    """Validation pictures as varied as training made them: their poses show what each dimension does."""
+    settings = checkpoint.config.training
+    return fixed_batches(validation[:TURNED], settings.pairs, augment=AUGMENTATIONS[settings.augment])
+
+
 def measurement(evaluation: Evaluation) -> Measured:
+    return Measured(error=_rate(evaluation), reconstruction_error=evaluation.reconstruction_error)
+
+
+def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
+    """Adds test figures to a bundle's manifest, its own and by seed those of others, beside what is known of yet others; its graphs,
+    version and fingerprint stay."""
+    metrics = made.manifest.metrics
+    seeds = {each.seed: each for each in metrics.other_seeds}
+    seeds |= {seed: OtherSeed(seed=seed, test=_rate(evaluation)) for seed, evaluation in others.items()}
+    found = {
+        "test": {variant: measurement(evaluation) for variant, evaluation in measured.items()},
+        "other_seeds": tuple(seeds[seed] for seed in sorted(seeds)),
+    }
+    bundle.record(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
+
+
+def _rate(evaluation: Evaluation) -> ErrorRate:
     low, high = evaluation.interval
-    rate = bundle.ErrorRate(errors=evaluation.errors, count=evaluation.count, percent=evaluation.error, low=low, high=high)
-    return Measured(error=rate, reconstruction_error=evaluation.reconstruction_error)
-
-
-def record_test(made: Bundle, measured: Mapping[str, Evaluation]) -> None:
-    """Adds test figures to a bundle's manifest; its graphs, version and fingerprint stay what they are."""
-    test = {variant: measurement(evaluation) for variant, evaluation in measured.items()}
-    metrics = made.manifest.metrics.model_copy(update={"test": test})
-    bundle.record(made.folder, made.manifest.model_copy(update={"metrics": metrics}))
+    return ErrorRate(errors=evaluation.errors, count=evaluation.count, percent=evaluation.error, low=low, high=high)
 
 
 def _record(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:

@@ -1,8 +1,9 @@
-"""The paper's pictures as PNG files, from any Model: reconstructions right and wrong, the perturbation sheet, the curves."""
+"""The paper's pictures as PNG files, from any Model: reconstructions right and wrong, pairs taken apart,
+the perturbation sheet, the curves."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -10,22 +11,31 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from training.data import Digits
-from training.evaluate import Model, draw, fixed_batches, hits, objects
+from service.bundle import Dimension
+from training.dimensions import REACH
+from training.evaluate import Model, draw, hits, objects
+from training.pairs import Batch
 
-DELTAS = torch.linspace(-0.25, 0.25, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
+DELTAS = torch.linspace(-REACH, REACH, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
 SHOWN = 10  # pictures a row
 
 
 def figures(
-    model: Model, pictures: Digits, pairs: str, classes: tuple[str, ...], history: Sequence[dict[str, float]], out: Path
+    model: Model,
+    pictures: Iterable[Batch],
+    classes: tuple[str, ...],
+    dimensions: Sequence[Dimension],
+    history: Sequence[dict[str, float]],
+    out: Path,
 ) -> list[Path]:
     """Writes all figures that there is something to draw for, and says which."""
     out.mkdir(parents=True, exist_ok=True)
+    batches = list(pictures)
     drawn = {
-        "reconstructions.png": reconstructions(model, pictures, pairs, classes, right=True),
-        "mistakes.png": reconstructions(model, pictures, pairs, classes, right=False),
-        "perturbations.png": perturbations(model, pictures, pairs, classes),
+        "reconstructions.png": reconstructions(model, batches, classes, right=True),
+        "mistakes.png": reconstructions(model, batches, classes, right=False),
+        "apart.png": apart(model, batches[0], classes),
+        "perturbations.png": perturbations(model, batches[0], classes, [each.name for each in dimensions]),
         "curves.png": curves(history),
     }
     for name, figure in drawn.items():
@@ -35,9 +45,17 @@ def figures(
     return [out / name for name, figure in drawn.items() if figure is not None]
 
 
-def reconstructions(model: Model, pictures: Digits, pairs: str, classes: tuple[str, ...], right: bool) -> Figure | None:
+def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
+    """The same with each picture as the network draws what it believes it saw: none of it is the data set's own."""
+    for batch in batches:
+        capsules = model.classify(batch.images)
+        drawings = draw(model, capsules.capsules, objects(capsules.lengths, batch.labels.shape[1]))
+        yield batch._replace(images=drawings)
+
+
+def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, ...], right: bool) -> Figure | None:
     """The first pictures named rightly (or wrongly) over what the network draws of what it believes: (label, prediction)."""
-    inputs, labels, predictions, drawings = (torch.cat(part)[:SHOWN] for part in _picked(model, pictures, pairs, right))
+    inputs, labels, predictions, drawings = (torch.cat(part)[:SHOWN] for part in _picked(model, batches, right))
     if not len(inputs):
         return None
     figure = Figure(figsize=(len(inputs), 2.4))
@@ -50,10 +68,36 @@ def reconstructions(model: Model, pictures: Digits, pairs: str, classes: tuple[s
     return figure
 
 
-def perturbations(model: Model, pictures: Digits, pairs: str, classes: tuple[str, ...]) -> Figure | None:
-    """Figure 4: each row one pose dimension of one picture's capsule, moved in steps from -0.25 to 0.25."""
-    encoding, label = _one(model, pictures, pairs)
-    pose = encoding[label]  # (pose,)
+def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None:
+    """Figure 5: pairs over what each of the two longest capsules draws, one in red and one in green, then each by itself."""
+    if batch.labels.shape[1] == 1:
+        return None
+    images, labels = batch.images[:SHOWN], batch.labels[:SHOWN]
+    encoding = model.classify(images)
+    predicted = objects(encoding.lengths, 2)
+    poses = torch.take_along_dim(encoding.capsules, predicted.unsqueeze(-1), dim=1)
+    first, second = model.reconstruct(poses.flatten(0, 1), predicted.flatten()).mean(1, True).unflatten(0, (-1, 2)).unbind(1)
+    nothing = torch.zeros_like(first)  # (batch, 1, H, W)
+    rows = {
+        "label, input": images,
+        "prediction, drawing": torch.cat([first, second, nothing], dim=1),
+        "one": torch.cat([first, nothing, nothing], dim=1),
+        "the other": torch.cat([nothing, second, nothing], dim=1),
+    }
+    figure = Figure(figsize=(len(images), 1.1 * len(rows)))
+    cells = figure.subplots(len(rows), len(images), squeeze=False)
+    titles = {"label, input": labels, "prediction, drawing": predicted}
+    for line, (title, shown) in zip(cells, rows.items(), strict=True):
+        _row_title(line[0], title)
+        for column, image in enumerate(shown):
+            _picture(line[column], image, _names(titles[title][column], classes) if title in titles else "")
+    return figure
+
+
+def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], names: Sequence[str] = ()) -> Figure | None:
+    """Figure 4: each row one pose dimension of one picture's capsule, moved in steps as far as the paper does."""
+    label = int(batch.labels[0, 0])
+    pose = model.classify(batch.images[:1]).capsules[0, label]  # (pose,)
     if len(pose) == 1:
         return None  # a plain CNN has no pose to turn
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
@@ -64,7 +108,7 @@ def perturbations(model: Model, pictures: Digits, pairs: str, classes: tuple[str
         dim, column = divmod(index, len(DELTAS))
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
-        _row_title(cells[dim][0], f"dim {dim}")
+        _row_title(cells[dim][0], f"{names[dim] if names else ''} {dim}".strip())
     figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10)
     return figure
 
@@ -85,22 +129,16 @@ def curves(history: Sequence[dict[str, float]]) -> Figure | None:
     return figure
 
 
-def _picked(model: Model, pictures: Digits, pairs: str, right: bool) -> list[tuple[Tensor, ...]]:
+def _picked(model: Model, batches: Sequence[Batch], right: bool) -> list[tuple[Tensor, ...]]:
     """Inputs, labels, predictions and drawings of the pictures that were named rightly, or wrongly."""
     parts = []
-    for batch in fixed_batches(pictures, pairs):
+    for batch in batches:
         capsules = model.classify(batch.images)
         predicted = objects(capsules.lengths, batch.labels.shape[1])
         chosen = hits(predicted, batch.labels) == right
         drawings = draw(model, capsules.capsules, predicted)
         parts.append((batch.images[chosen], batch.labels[chosen], predicted[chosen], drawings[chosen]))
     return list(zip(*parts, strict=True))
-
-
-def _one(model: Model, pictures: Digits, pairs: str) -> tuple[Tensor, int]:
-    """The capsules of the first picture, (classes, pose), and which of them is its first label."""
-    batch = next(iter(fixed_batches(pictures, pairs, size=1)))
-    return model.classify(batch.images).capsules[0], int(batch.labels[0, 0])
 
 
 def _picture(axes: Axes, image: Tensor, title: str) -> None:

@@ -27,6 +27,7 @@ class CapsuleEncoder(nn.Module):
         self.stem = stem(channels, config.stem)
         self.primary = PrimaryCapsules(config.stem[-1].channels, config.primary, config.squash)
         inputs = _probe(nn.Sequential(self.stem, self.primary), config.image_shape)[1]
+        self.dropout: nn.Module = nn.Dropout1d(config.dropout) if config.dropout else nn.Identity()  # whole capsules
         self.routed = ClassCapsules(
             inputs,
             config.primary.size,
@@ -39,7 +40,7 @@ class CapsuleEncoder(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Encoding:
-        capsules = self.routed(self.primary(self.stem(images)))
+        capsules = self.routed(self.dropout(self.primary(self.stem(images))))
         return Encoding(lengths(capsules), capsules)
 
 
@@ -64,7 +65,7 @@ class PlainEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One capsule's pose, all others masked with zeros -> the picture it stands for."""
+    """One capsule's pose, all others masked with zeros or left out -> the picture it stands for."""
 
     labels: Tensor  # (classes,): 0, 1, 2, ...
 
@@ -72,7 +73,8 @@ class Decoder(nn.Module):
         super().__init__()
         self.image_shape = config.image_shape
         self.register_buffer("labels", torch.arange(config.classes), persistent=False)
-        width = config.classes * config.pose_size
+        self.sees_class = config.decoder.sees_class
+        width = config.pose_size * (config.classes if self.sees_class else 1)
         layers: list[nn.Module] = []
         for hidden in config.decoder.hidden:
             layers += [nn.Linear(width, hidden), nn.ReLU()]
@@ -81,10 +83,13 @@ class Decoder(nn.Module):
         self.layers = nn.Sequential(*layers, nn.Linear(width, channels * height * breadth), nn.Sigmoid())
 
     def forward(self, poses: Tensor, classes: Tensor) -> Tensor:  # (n, pose), (n,)
-        mask = (classes.unsqueeze(1) == self.labels).to(poses.dtype)  # (n, classes)
-        masked = mask.unsqueeze(2) * poses.unsqueeze(1)  # (n, classes, pose)
-        images: Tensor = self.layers(masked.flatten(1)).float().unflatten(1, self.image_shape)
+        seen = self._masked(poses, classes) if self.sees_class else poses
+        images: Tensor = self.layers(seen).float().unflatten(1, self.image_shape)
         return images
+
+    def _masked(self, poses: Tensor, classes: Tensor) -> Tensor:
+        mask = (classes.unsqueeze(1) == self.labels).to(poses.dtype)  # (n, classes)
+        return (mask.unsqueeze(2) * poses.unsqueeze(1)).flatten(1)  # (n, classes * pose)
 
 
 class Network(nn.Module):

@@ -13,7 +13,7 @@ from service.bundle import MANIFEST, Bundle
 from training import checkpoint, graphs
 from training.config import Config
 from training.data import DataSet, load
-from training.errors import CheckpointError, DataError
+from training.errors import CheckpointError, DataError, TrainingError
 from training.evaluate import Model, TorchModel
 from training.export import write_graphs
 from training.runtime import OnnxModel
@@ -53,6 +53,24 @@ def opened(path: Path) -> Iterator[Subject]:
             yield _run(path, Path(aside))
     else:
         raise CheckpointError(f"{path}: neither a run ({checkpoint.FILE}) nor a bundle ({MANIFEST}) is there")
+
+
+def expect_seeds_of_one_bundle(subjects: Sequence[Subject]) -> None:
+    """What may be recorded together: a bundle, then finished runs of its config from other seeds."""
+    first, *runs = subjects
+    if first.bundle is None:
+        raise TrainingError("--record writes into the manifest of a bundle: expected a bundle as the first, found a run")
+    seeds = [subject.config.training.seed for subject in subjects]
+    if len(set(seeds)) < len(seeds):
+        raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
+    for run in runs:
+        parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
+        if parted:
+            raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
+        if len(run.history) < run.config.training.epochs:
+            raise TrainingError(
+                f"expected a run of {run.config.training.epochs} epochs, found {len(run.history)}: finish it first"
+            )
 
 
 def _bundle(path: Path) -> Subject:

@@ -3,6 +3,7 @@ import torch
 from torch import Tensor
 
 from training.augment import AUGMENTATIONS, SHIFT, moved
+from training.morphology import slant
 
 
 @pytest.fixture
@@ -37,17 +38,28 @@ def test_what_leaves_the_frame_is_lost_not_wrapped() -> None:
     assert (shifted[:, :, 3:] == 0).all()
 
 
-def test_affine_stays_within_its_limits(dots: Tensor) -> None:
+@pytest.mark.parametrize("name", ["affine", "strong"])
+def test_affine_stays_within_its_limits(name: str, dots: Tensor) -> None:
     """The centre pixel moves by the shift alone: at most two pixels, and not always the same way."""
-    changed = AUGMENTATIONS["affine"](dots, torch.Generator().manual_seed(0))
+    changed = AUGMENTATIONS[name](dots, torch.Generator().manual_seed(0))
     places = changed.flatten(1).argmax(dim=1)
     offsets = torch.stack([places // 28, places % 28], dim=1) - 14
     assert int(offsets.abs().max()) <= SHIFT + 1
     assert len(offsets.unique(dim=0)) > 10
 
 
-def test_affine_differs_between_pictures_of_a_batch() -> None:
-    bar = torch.zeros(4, 1, 28, 28)
-    bar[:, :, 4:24, 13:15] = 1.0
-    changed = AUGMENTATIONS["affine"](bar, torch.Generator().manual_seed(0))
+def bars(count: int) -> Tensor:
+    images = torch.zeros(count, 1, 28, 28)
+    images[:, :, 4:24, 13:15] = 1.0
+    return images
+
+
+@pytest.mark.parametrize("name", ["affine", "strong"])
+def test_affine_differs_between_pictures_of_a_batch(name: str) -> None:
+    changed = AUGMENTATIONS[name](bars(4), torch.Generator().manual_seed(0))
     assert not any(torch.allclose(changed[0], other) for other in changed[1:])
+
+
+def test_strong_slants_half_again_as_far() -> None:
+    affine, strong = (slant(AUGMENTATIONS[name](bars(2000), torch.Generator().manual_seed(0))) for name in ("affine", "strong"))
+    assert float(strong.std() / affine.std()) == pytest.approx(1.5, abs=0.15)

@@ -1,21 +1,33 @@
 """`captrain` from outside: the four commands in the order a researcher types them."""
 
+import io
 import json
 import subprocess
 import sys
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
 from tests.training import drawn
+from training.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
 
 
 def captrain(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """As it is typed; for one test of each command at least, others save the seconds that a process takes to import torch."""
     return subprocess.run([sys.executable, "-m", "training", *map(str, arguments)], capture_output=True, text=True)
+
+
+def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
+    """The same program, in this process."""
+    words, errors = io.StringIO(), io.StringIO()
+    with redirect_stdout(words), redirect_stderr(errors):
+        status = main([str(each) for each in arguments])
+    return subprocess.CompletedProcess(["captrain", *arguments], status, words.getvalue(), errors.getvalue())
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +41,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:
-    done = captrain("train", "--preset", "tiny", "--data", folder, "--out", run, *FLAGS, "--resume")
+    done = called("train", "--preset", "tiny", "--data", folder, "--out", run, *FLAGS, "--resume")
     assert done.returncode == 0
     assert "is already at epoch 2 of 2: evaluate or export it" in done.stdout
 
@@ -47,7 +59,7 @@ def test_a_missing_package_is_an_instruction(missing: str, extra: str, run: Path
 def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path, tmp_path: Path) -> None:
     other = drawn.write(tmp_path / "small", side=20)
     target = {"evaluate": [], "export": ["--bundle", tmp_path / "x"], "figures": ["--out", tmp_path / "y"]}[verb]
-    done = captrain(verb, run, *target, "--data", other)
+    done = called(verb, run, *target, "--data", other)
     assert done.returncode == 2
     assert "expected pictures that make inputs of (1, 28, 28), found (1, 20, 20)" in done.stderr
     assert "Traceback" not in done.stderr
@@ -73,14 +85,44 @@ def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> 
 
 def test_evaluate_records_test_figures_in_a_bundle_alone_on_request(made: Path, folder: Path) -> None:
     before = json.loads((made / "manifest.json").read_text())
-    assert captrain("evaluate", made, "--data", folder).returncode == 0
+    assert called("evaluate", made, "--data", folder).returncode == 0
     assert json.loads((made / "manifest.json").read_text()) == before
-    assert captrain("evaluate", made, "--data", folder, "--record").returncode == 0
+    assert called("evaluate", made, "--data", folder, "--record").returncode == 0
     after = json.loads((made / "manifest.json").read_text())
     assert set(after["metrics"]["test"]) == {"fp32", "int8"}
     assert after["metrics"]["test"]["fp32"]["error"]["count"] == 60
     assert after["version"] == before["version"]
     assert after["files"] == before["files"]
+
+
+def test_evaluate_records_runs_of_other_seeds_beside_the_bundle(made: Path, folder: Path, tmp_path: Path) -> None:
+    other = called("train", "--preset", "tiny", *FLAGS, "--data", folder, "--out", tmp_path / "other", "--seed", "7")
+    assert other.returncode == 0, other.stderr
+    done = called("evaluate", made, tmp_path / "other", "--data", folder, "--record")
+    assert done.returncode == 0, done.stderr
+    (seed,) = json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"]
+    assert seed["seed"] == 7
+    assert f"error {seed['test']['percent']:.2f} % ({seed['test']['errors']} of 60;" in done.stdout
+    assert called("evaluate", made, "--data", folder, "--record").returncode == 0
+    assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # known as before
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "expected runs of different seeds, found the seeds 0, 0"),
+        (["--seed", "7", "--augment", "strong"], "in their seed alone, found training.augment: affine against strong"),
+    ],
+)
+def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
+    made: Path, folder: Path, tmp_path: Path, flags: list[str], message: str
+) -> None:
+    before = (made / "manifest.json").read_bytes()
+    assert called("train", "--preset", "tiny", *FLAGS, "--data", folder, "--out", tmp_path / "other", *flags).returncode == 0
+    done = called("evaluate", made, tmp_path / "other", "--data", folder, "--record")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert message in done.stderr
+    assert (made / "manifest.json").read_bytes() == before
 
 
 def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
@@ -120,14 +162,11 @@ def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
         (["export", "nowhere", "--bundle", "x"], "no checkpoint there"),
     ],
 )
-def test_mistakes_are_a_line_that_says_what_to_do(arguments: list[str], message: str, folder: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "training", *_with_defaults(arguments, folder)],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
-    )
+def test_mistakes_are_a_line_that_says_what_to_do(
+    arguments: list[str], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = called(*_with_defaults(arguments, folder))
     assert done.returncode == 2
     assert message in done.stderr
     assert "Traceback" not in done.stderr
@@ -140,7 +179,7 @@ def test_a_damaged_bundle_is_named(made: Path, folder: Path, tmp_path: Path) -> 
         (copy / path.name).write_bytes(path.read_bytes())
     with (copy / "decoder.onnx").open("ab") as file:
         file.write(b"\0")
-    done = captrain("evaluate", copy, "--data", folder)
+    done = called("evaluate", copy, "--data", folder)
     assert done.returncode == 2
     assert "sha256 of" in done.stderr
     assert "Traceback" not in done.stderr

@@ -3,11 +3,13 @@
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from typing import NamedTuple
 
 import onnx
 import pytest
 import torch
 from onnx import numpy_helper
+from torch import nn
 
 from service import bundle
 from service.bundle import DECODER_FILE, ENCODER_FILES
@@ -25,6 +27,9 @@ from training.routing import ROUTINGS
 from training.runtime import OnnxModel
 from training.train import train
 
+TINY = PRESETS["tiny"].network
+assert isinstance(TINY, CapsuleNet)
+
 
 def untrained(network: CapsuleNet | PlainNet) -> Checkpoint:
     """Random weights, and batch norm that has seen something."""
@@ -36,37 +41,57 @@ def untrained(network: CapsuleNet | PlainNet) -> Checkpoint:
     return Checkpoint(config, tuple("0123456789"), "digest", "a machine", network=made.state_dict())
 
 
-def assert_parity(network: CapsuleNet | PlainNet, folder: Path) -> dict[str, OnnxModel]:
+class Written(NamedTuple):
+    """A network as a bundle holds it, its graphs, and by how much they differ."""
+
+    network: Network
+    folder: Path
+    worst: float
+
+
+def written(network: CapsuleNet | PlainNet, folder: Path) -> Written:
     state = untrained(network)
     made = graphs.storable(state.restored())
     models = write_graphs(made, state, folder, calibration=None)
-    assert parity(made, models["fp32"], network.image_shape) <= PARITY
-    return dict(models)
+    return Written(made, folder, parity(made, models["fp32"], network.image_shape))
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_every_preset_is_equal_in_onnx(name: str, tmp_path: Path) -> None:
-    assert_parity(PRESETS[name].network, tmp_path)
+@pytest.fixture(scope="module", params=PRESETS)
+def preset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
+    return written(PRESETS[request.param].network, tmp_path_factory.mktemp(request.param))
+
+
+def test_every_preset_is_equal_in_onnx(preset: Written) -> None:
+    assert preset.worst <= PARITY
+
+
+@pytest.fixture(scope="module")
+def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
+    """Exported once: it does not know by which routing its poses were found."""
+    network, folder, _ = written(TINY, tmp_path_factory.mktemp("decoder"))
+    return network.decoder, folder / DECODER_FILE
 
 
 @pytest.mark.parametrize("squash", SQUASH_CONSTANTS)
 @pytest.mark.parametrize("iterations", [1, 3, 5])
 @pytest.mark.parametrize("routing", ROUTINGS)
-def test_every_routing_and_squash_is_equal_in_onnx(routing: str, iterations: int, squash: str, tmp_path: Path) -> None:
-    tiny = PRESETS["tiny"].network
-    assert isinstance(tiny, CapsuleNet)
-    assert_parity(replace(tiny, routing=routing, iterations=iterations, squash=squash), tmp_path)
+def test_every_routing_and_squash_is_equal_in_onnx(
+    routing: str, iterations: int, squash: str, decoder: tuple[nn.Module, Path], tmp_path: Path
+) -> None:
+    config = replace(TINY, routing=routing, iterations=iterations, squash=squash)
+    network = graphs.storable(untrained(config).restored())
+    network.decoder, drawing = decoder
+    graphs.save_halved(graphs.encoder_graph(network, config), tmp_path / ENCODER_FILES["fp32"])
+    assert parity(network, OnnxModel(tmp_path / ENCODER_FILES["fp32"], drawing), config.image_shape) <= PARITY
 
 
 def test_rgb_and_other_sizes_are_equal_in_onnx(tmp_path: Path) -> None:
-    assert_parity(replace(PRESETS["tiny"].network, image_shape=(3, 36, 44), classes=7), tmp_path)
+    assert written(replace(TINY, image_shape=(3, 36, 44), classes=7), tmp_path).worst <= PARITY
 
 
-@pytest.mark.parametrize("name", PRESETS)
-def test_graphs_are_static_but_for_the_batch(name: str) -> None:
-    config = PRESETS[name].network
-    network = graphs.storable(untrained(config).restored())
-    for graph in (graphs.encoder_graph(network, config), graphs.decoder_graph(network, config)):
+def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
+    for file in (ENCODER_FILES["fp32"], DECODER_FILE):
+        graph = onnx.load(preset.folder / file)
         operators = Counter(node.op_type for node in graph.graph.node)
         assert not graphs.FORBIDDEN & operators.keys()
         for tensor in (*graph.graph.input, *graph.graph.output):
@@ -76,13 +101,11 @@ def test_graphs_are_static_but_for_the_batch(name: str) -> None:
 
 
 def test_batch_norm_is_folded_and_large_weights_are_halved_without_loss(tmp_path: Path) -> None:
-    state = untrained(PRESETS["compact"].network)
-    network = graphs.storable(state.restored())
-    write_graphs(network, state, tmp_path, calibration=None)
+    network, *_ = written(PRESETS["compact"].network, tmp_path)
     graph = onnx.load(tmp_path / ENCODER_FILES["fp32"]).graph
     assert "BatchNormalization" not in {node.op_type for node in graph.node}
     halved = [numpy_helper.to_array(weights) for weights in graph.initializer if weights.data_type == onnx.TensorProto.FLOAT16]
-    assert sum(values.size for values in halved) > 600_000
+    assert sum(values.size for values in halved) > 500_000
     exact = network.encoder.routed.transforms.detach().numpy()
     assert any((values.astype("float32") == exact).all() for values in halved if values.shape == exact.shape)
     assert (tmp_path / ENCODER_FILES["fp32"]).stat().st_size < 1.4e6
@@ -101,10 +124,19 @@ def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Checkpo
     return train(replace(PRESETS["tiny"], training=training), data, tmp_path_factory.mktemp("run"), Place(torch.device("cpu")))
 
 
-def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
-    said: list[str] = []
-    made = export(finished, data, tmp_path / "shapes", quantised=True, say=said.append)
-    manifest = made.manifest
+@pytest.fixture(scope="module")
+def said() -> list[str]:
+    """What was told while `shapes` was made."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def shapes(finished: Checkpoint, data: DataSet, said: list[str], tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
+    return export(finished, data, tmp_path_factory.mktemp("models") / "shapes", quantised=True, say=said.append)
+
+
+def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shapes: bundle.Bundle, said: list[str]) -> None:
+    manifest = shapes.manifest
     assert manifest.name == "shapes"
     assert manifest.variants == ("fp32", "int8")
     assert manifest.metrics.parity <= PARITY
@@ -114,7 +146,7 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, data:
     assert manifest.training.epochs == 4
     assert Config.from_dict(manifest.config) == finished.config
     for variant in manifest.variants:
-        model = OnnxModel(made.encoder(variant), made.decoder)
+        model = OnnxModel(shapes.encoder(variant), shapes.decoder)
         model.check(manifest)
 
         def encode(images: bundle.Array, model: OnnxModel = model) -> tuple[bundle.Array, bundle.Array]:
@@ -122,7 +154,7 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, data:
             return lengths.numpy(), capsules.numpy()
 
         worst = bundle.check_replay(
-            made,
+            shapes,
             variant,
             encode,
             lambda poses, classes, model=model: model.reconstruct(torch.from_numpy(poses), torch.from_numpy(classes)).numpy(),  # type: ignore[misc]
@@ -131,9 +163,8 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, data:
     assert any("parity" in line for line in said)
 
 
-def test_int8_holds_quantised_convolutions_and_float_routing(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
-    made = export(finished, data, tmp_path / "shapes", quantised=True, say=lambda _: None)
-    graph = onnx.load(made.encoder("int8")).graph
+def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bundle) -> None:
+    graph = onnx.load(shapes.encoder("int8")).graph
     producers = {output: node.op_type for node in graph.node for output in node.output}
     kinds = {node.op_type: {producers.get(name) for name in node.input} for node in graph.node}
     assert kinds["Conv"] == {"DequantizeLinear"}
@@ -154,10 +185,9 @@ def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint
     assert (other / "keep.txt").read_text() == "mine"
 
 
-def test_int8_scales_keep_their_precision(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
     """A bias scale of compact is about 3e-6, where float16 steps by 2 %."""
-    made = export(finished, data, tmp_path / "shapes", quantised=True, say=lambda _: None)
-    graph = onnx.load(made.encoder("int8")).graph
+    graph = onnx.load(shapes.encoder("int8")).graph
     scales = {node.input[1] for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")}
     kinds = {weights.name: weights.data_type for weights in graph.initializer}
     assert {kinds[name] for name in scales} == {onnx.TensorProto.FLOAT}
@@ -165,7 +195,7 @@ def test_int8_scales_keep_their_precision(finished: Checkpoint, data: DataSet, t
 
 def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     poisoned = {key: value * float("nan") if value.is_floating_point() else value for key, value in finished.average.items()}
-    with pytest.raises(ExportError, match="torch and ONNX Runtime differ by nan"):
+    with pytest.raises(ExportError, match="expected finite weights"):
         export(replace(finished, average=poisoned), data, tmp_path / "shapes", quantised=False, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 

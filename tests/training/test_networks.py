@@ -1,19 +1,21 @@
+from dataclasses import replace
+
 import pytest
 import torch
 
 from training.config import PRESETS, CapsuleNet
-from training.networks import Network, parameters
+from training.networks import CapsuleEncoder, Network, parameters
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_encodes_and_draws(name: str) -> None:
     config = PRESETS[name].network
-    encoding, drawings = Network(config)(torch.rand(3, 1, 28, 28), torch.tensor([[0], [5], [9]]))
+    encoding, drawings = Network(config)(torch.rand(3, *config.image_shape), torch.tensor([[0], [5], [9]]))
     assert encoding.lengths.shape == (3, 10)
     assert encoding.capsules.shape == (3, 10, config.pose_size)
     assert (encoding.lengths >= 0).all()
     assert (encoding.lengths <= 1).all()
-    assert drawings.shape == (3, 1, 1, 28, 28)
+    assert drawings.shape == (3, 1, *config.image_shape)
 
 
 def test_parameter_counts_are_those_of_the_literature() -> None:
@@ -36,6 +38,21 @@ def test_shared_takes_any_image_size() -> None:
     encoder = Network(PRESETS["shared"].network).eval().encoder
     for size in ((28, 28), (28, 56), (36, 36)):
         assert encoder(torch.rand(1, 1, *size)).capsules.shape == (1, 10, 16)
+
+
+def test_dropout_silences_whole_capsules_in_training_alone() -> None:
+    torch.manual_seed(0)
+    encoder = Network(replace(PRESETS["tiny"].network, dropout=0.5)).encoder
+    assert isinstance(encoder, CapsuleEncoder)
+    heard: list[torch.Tensor] = []
+    encoder.routed.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
+    images = torch.rand(8, 1, 28, 28)
+    encoder.train()(images)
+    encoder.eval()(images)
+    learning, using = (capsules.abs().sum(dim=-1) == 0 for capsules in heard)  # (batch, capsules): silent
+    assert 0.3 < learning.float().mean() < 0.7
+    assert not using.any()
+    assert ((heard[0] == 0).any(dim=-1) == learning).all()  # all of a capsule or nothing of it
 
 
 def test_the_decoder_sees_the_named_capsule_only() -> None:

@@ -1,0 +1,94 @@
+"""README's table of errors: every shipped bundle on its 10,000 test pictures by ONNX Runtime, beside the public copies.
+
+    python -m benchmarks.accuracy
+
+Of a bundle's other seeds the weights are not kept: their errors are what `captrain evaluate --record` wrote into its manifest.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from service.bundle import Bundle, ErrorRate, Variant
+from training.evaluate import evaluate, fixed_batches
+from training.export import measurement
+from training.subjects import opened
+
+MODELS = Path(__file__).parents[1] / "models"
+HEAD = ("model", "parameters", "files", "test error, float32", "int8", "mean of seeds", "epochs", "trained on")
+
+# What others say of themselves: (who, parameters, test error, epochs). Those with a deviation are means of several runs.
+OTHERS = (
+    ("[Sabour et al. 2017](https://arxiv.org/abs/1710.09829)", "8.2 M", "0.25 % (0.005)", ""),
+    ("[XifengGuo/CapsNet-Pytorch](https://github.com/XifengGuo/CapsNet-Pytorch)", "8.2 M", "0.34 % (0.029), best 0.30 %", "50"),
+    ("[XifengGuo/CapsNet-Keras](https://github.com/XifengGuo/CapsNet-Keras)", "8.2 M", "0.34 % (0.009)", "30"),
+    ("[gram-ai/capsule-networks](https://github.com/gram-ai/capsule-networks)", "8.2 M", "0.3 % at its best epoch", "443"),
+    ("[EscVM/Efficient-CapsNet](https://github.com/EscVM/Efficient-CapsNet), the original rebuilt", "8.2 M", "0.36 %", ""),
+    ("[Mazzia et al. 2021](https://arxiv.org/abs/2101.12491), its own network, without dynamic routing", "161,000", "0.26 %", ""),
+)
+
+
+def main() -> None:
+    print("\n".join(table({name: measured(folder) for name, folder in bundles().items()})))
+
+
+def bundles() -> dict[str, Path]:
+    return {path.parent.name: path.parent for path in sorted(MODELS.glob("*/manifest.json"))}
+
+
+def measured(folder: Path) -> tuple[Bundle, dict[Variant, ErrorRate]]:
+    """The bundle, and the errors that each of its encoders makes on the test set here and now."""
+    with opened(folder) as subject:
+        assert subject.bundle is not None
+        data, rates = subject.data(None), {}
+        for variant in subject.bundle.manifest.variants:
+            batches = fixed_batches(data.test, subject.config.training.pairs)
+            rates[variant] = measurement(evaluate(subject.models[variant], batches, len(data.classes))).error
+        return subject.bundle, rates
+
+
+def recorded(bundle: Bundle) -> tuple[Bundle, dict[Variant, ErrorRate]]:
+    """The same from the manifest."""
+    return bundle, {variant: found.error for variant, found in bundle.manifest.metrics.test.items()}
+
+
+def table(found: Mapping[str, tuple[Bundle, Mapping[Variant, ErrorRate]]]) -> Iterator[str]:
+    yield _line(*HEAD)
+    yield _line(*["---"] * len(HEAD))
+    for name, (bundle, rates) in found.items():
+        training = bundle.manifest.training
+        files = sum(file.stat().st_size for file in bundle.folder.iterdir())
+        yield _line(
+            f"`{name}`" + ("" if bundle.manifest.max_objects == 1 else ", two digits a picture"),
+            f"{training.parameters:,}",
+            f"{files / 1e6:.1f} MB",
+            _rate(rates["fp32"]),
+            _rate(rates["int8"]) if "int8" in rates else "",
+            _mean([rates["fp32"], *(other.test for other in bundle.manifest.metrics.other_seeds)]),
+            str(training.epochs),
+            f"{training.hardware}, {training.seconds / 60:.0f} minutes",
+        )
+    for who, parameters, error, epochs in OTHERS:
+        yield _line(who, parameters, "", error, "", "", epochs, "")
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _rate(rate: ErrorRate) -> str:
+    return f"{rate.percent:.2f} % ({rate.low:.2f} to {rate.high:.2f})"
+
+
+def _mean(seeds: list[ErrorRate]) -> str:
+    """Of three: 0.30 % (0.28, 0.30, 0.32)."""
+    if len(seeds) == 1:
+        return "one seed"
+    each = [rate.percent for rate in seeds]
+    return f"{statistics.mean(each):.2f} % ({', '.join(f'{percent:.2f}' for percent in each)})"
+
+
+if __name__ == "__main__":
+    main()

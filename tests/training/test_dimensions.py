@@ -1,0 +1,98 @@
+"""Turned axes change no answer, and do what they are named for."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from training.config import PRESETS, CapsuleNet, Decoder
+from training.dimensions import Poses, aligned, dimensions, rotation, seen
+from training.evaluate import TorchModel
+from training.morphology import MEASURES, measured
+from training.networks import Encoding, Network
+from training.pairs import Batch
+
+TINY = PRESETS["tiny"].network
+CENTRE = 13.5
+
+
+class Bars:
+    """Draws bars of ink: one hidden direction of a pose moves them to the right, another makes them lean, others do nothing."""
+
+    def __init__(self, size: int) -> None:
+        self.right = torch.ones(size) / size**0.5
+        self.lean = self.right * (-1.0) ** torch.arange(size)
+
+    def classify(self, images: Tensor) -> Encoding:
+        raise NotImplementedError
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        right, lean = ((poses @ direction)[:, None, None] for direction in (self.right, self.lean))
+        y, x = torch.meshgrid(torch.arange(28.0) - CENTRE, torch.arange(28.0) - CENTRE, indexing="ij")
+        bars = (-((x - 8 * right + lean * y) ** 2) / 8 - y**2 / 32).exp()
+        return bars.unsqueeze(1)
+
+
+def network(config: CapsuleNet) -> Network:
+    torch.manual_seed(0)
+    return Network(config).eval()
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("sees_class", [True, False])
+@pytest.mark.parametrize("hidden", [(), (10,)])
+def test_turned_axes_change_no_answer(shared: bool, sees_class: bool, hidden: tuple[int, ...]) -> None:
+    assert isinstance(TINY, CapsuleNet)
+    before = network(replace(TINY, share_transforms=shared, decoder=Decoder(hidden, sees_class)))
+    generator = torch.Generator().manual_seed(1)
+    labels = torch.arange(40) % 10
+    images = torch.rand(40, 1, 28, 28, generator=generator)
+    found = seen(TorchModel(before), [Batch(images, labels[:, None], images[:, None])])
+    after = aligned(before, found)
+    ours, theirs = before.encoder(images), after.encoder(images)
+    torch.testing.assert_close(ours.lengths, theirs.lengths)
+    assert (ours.capsules - theirs.capsules).abs().max() > 1e-3  # they did turn
+    rows = torch.arange(40)
+    mine = before.decoder(ours.capsules[rows, labels], labels)
+    torch.testing.assert_close(mine, after.decoder(theirs.capsules[rows, labels], labels))
+
+
+def test_a_plain_network_has_nothing_to_turn() -> None:
+    torch.manual_seed(0)
+    plain = Network(PRESETS["pooled"].network)
+    found = Poses(torch.rand(20, 1), torch.arange(20) % 10)
+    assert dimensions(TorchModel(plain), found) == ()
+    for ours, theirs in zip(plain.parameters(), aligned(plain, found).parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def bars() -> tuple[Bars, Poses]:
+    generator = torch.Generator().manual_seed(5)
+    return Bars(6), Poses(torch.randn(200, 6, generator=generator) * 0.15, torch.arange(200) % 10)
+
+
+def test_the_axes_become_the_directions_that_move_and_slant_a_drawing() -> None:
+    model, found = bars()
+    unit = measured(model.reconstruct(found.poses, found.labels)).std(dim=0)
+    axes = rotation(model, found, unit)
+    torch.testing.assert_close(axes @ axes.T, torch.eye(6), atol=1e-5, rtol=0)
+    before = dimensions(model, found)
+    model.right, model.lean = axes @ model.right, axes @ model.lean
+    after = dimensions(model, Poses(found.poses @ axes.T, found.labels))
+    for name in ("slant", "position, left to right"):
+        turned, random = (max((each.strength for each in some if each.name == name), default=0) for some in (after, before))
+        assert turned > random
+        assert turned > 0
+
+
+def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
+    model, found = bars()
+    model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
+    named = dimensions(model, found)
+    assert named[2].name == "position, left to right"
+    assert named[2].strength > 0
+    assert named[4].name == "slant"
+    assert named[4].strength < 0
+    assert [each.name for index, each in enumerate(named) if index not in (2, 4)] == [""] * 4
+    assert {each.name for each in named} <= {"", *MEASURES}

@@ -1,0 +1,63 @@
+"""Figures of an untrained network: which are drawn, and of what size and colour."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from service.bundle import Dimension
+from training.config import PRESETS
+from training.data import Digits
+from training.evaluate import TorchModel, fixed_batches
+from training.figures import apart, figures, redrawn
+from training.networks import Network
+
+CLASSES = tuple("0123456789")
+DIMENSIONS = [Dimension(name=name, strength=1.0) for name in ("slant", "", "width", "", "", "height")]
+
+
+def digits() -> Digits:
+    generator = torch.Generator().manual_seed(0)
+    return Digits(torch.randint(0, 256, (40, 1, 28, 28), generator=generator).byte(), torch.arange(40) % 10)
+
+
+def model(side: int) -> TorchModel:
+    torch.manual_seed(0)
+    return TorchModel(Network(replace(PRESETS["tiny"].network, image_shape=(1, side, side))))
+
+
+@pytest.mark.parametrize(
+    ("pairs", "side", "expected"),
+    [
+        ("none", 28, {"reconstructions.png", "mistakes.png", "perturbations.png"}),
+        ("overlapping", 36, {"mistakes.png", "apart.png", "perturbations.png"}),
+    ],
+)
+def test_every_figure_that_there_is_something_to_draw_for(pairs: str, side: int, expected: set[str], tmp_path: Path) -> None:
+    written = figures(model(side), fixed_batches(digits(), pairs), CLASSES, DIMENSIONS, [], tmp_path)
+    assert expected <= {path.name for path in written} <= expected | {"reconstructions.png"}
+    assert sorted(written) == sorted(tmp_path.iterdir())
+
+
+def test_the_two_digits_of_a_pair_are_red_and_green(tmp_path: Path) -> None:
+    figure = apart(model(36), next(fixed_batches(digits(), "overlapping")), CLASSES)
+    assert figure is not None
+    titles = [cells.get_title() for cells in figure.axes]
+    assert all(len(title.split()) == 2 for title in titles[:20])  # two labels over each input, two predictions over each drawing
+    figure.savefig(tmp_path / "apart.png")
+    red, green, _ = np.asarray(Image.open(tmp_path / "apart.png").convert("RGB")).astype(int).transpose(2, 0, 1)
+    assert (red - green > 100).any()
+    assert (green - red > 100).any()
+
+
+def test_redrawn_pictures_are_what_the_network_draws_and_keep_their_labels() -> None:
+    network = model(28)
+    (batch,) = fixed_batches(digits(), "none")
+    (again,) = redrawn(network, [batch])
+    winners = network.classify(batch.images).lengths.argmax(dim=1)
+    capsules = network.classify(batch.images).capsules[torch.arange(40), winners]
+    assert torch.allclose(again.images, network.reconstruct(capsules, winners), atol=1e-6)
+    assert torch.equal(again.labels, batch.labels)

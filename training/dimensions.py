@@ -1,0 +1,141 @@
+"""Pose dimensions with meaning: axes turned so that each does one thing, and a name for what it was seen to do.
+
+A capsule's pose may be turned by any rotation without any answer changing: routing and squash know only lengths
+and scalar products, and the decoder's first layer can be turned back. So the axes are free to be chosen, after
+training and at no cost, along the directions in which drawings grow thicker, lean, widen.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from service.bundle import Dimension
+from training.capsules import ClassCapsules
+from training.evaluate import Model, TorchModel
+from training.morphology import MEASURES, TINY, measured
+from training.networks import CapsuleEncoder, Decoder, Network
+from training.pairs import Batch
+
+REACH = 0.25  # how far the paper turns a dimension either way, and the sliders of the playground
+NUDGES, NUDGE = 16, 0.1  # random turns of each pose, and their size in every dimension
+STEADY = 0.6  # a dimension is named where its mean effect is this share of its root mean square: nearly always one way
+NOTICEABLE = 0.5  # and where the whole reach changes a drawing by this many of the measure's standard deviations
+RIDGE = 1e-3
+
+
+@dataclass(frozen=True)
+class Poses:
+    """Capsules of objects that are there."""
+
+    poses: Tensor  # (n, pose)
+    labels: Tensor  # (n,)
+
+    def of(self, label: int) -> Poses:
+        """Those of one class; of a class that nobody has seen, all."""
+        chosen = self.labels == label
+        return Poses(self.poses[chosen], self.labels[chosen]) if chosen.any() else self
+
+
+def seen(model: Model, batches: Iterable[Batch]) -> Poses:
+    poses, labels = [], []
+    for batch in batches:
+        capsules = model.classify(batch.images).capsules
+        poses.append(torch.take_along_dim(capsules, batch.labels.unsqueeze(-1), dim=1).flatten(0, 1))
+        labels.append(batch.labels.flatten())
+    return Poses(torch.cat(poses), torch.cat(labels))
+
+
+def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
+    """What each dimension does, by turning it on its own through the whole reach and measuring the drawings.
+
+    Nothing for a plain CNN, whose capsules have one value: the class score.
+    """
+    if found.poses.shape[1] == 1:
+        return ()
+    unit = _deviation(model, found)
+    named = []
+    for index in range(found.poses.shape[1]):
+        step = torch.zeros(found.poses.shape[1])
+        step[index] = REACH
+        ends = [measured(model.reconstruct(found.poses + turn, found.labels)) for turn in (step, -step)]
+        effect = (ends[0] - ends[1]) / unit  # (n, measures), in standard deviations
+        named.append(_named(effect))
+    return tuple(named)
+
+
+def aligned(network: Network, found: Poses) -> Network:
+    """The same network with its pose axes turned: first one for each measure, then what else changes drawings, most first.
+
+    A decoder that sees the class has axes of its own for each class, else all classes share one rotation.
+    """
+    turned = copy.deepcopy(network)
+    encoder, decoder = turned.encoder, turned.decoder
+    if not isinstance(encoder, CapsuleEncoder):
+        return turned  # a plain CNN has no pose to turn
+    model, classes = TorchModel(network), len(decoder.labels)
+    unit = _deviation(model, found)
+    groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found] * classes
+    _turn(encoder.routed, decoder, torch.stack([rotation(model, group, unit) for group in groups]))
+    return turned
+
+
+def rotation(model: Model, found: Poses, unit: Tensor) -> Tensor:
+    """An orthogonal matrix (new axes, old axes)."""
+    size = found.poses.shape[1]
+    measures, pixels = (slope.double() for slope in _slopes(model, found, unit))  # (size, measures), (size, pixels)
+    steepness = measures.norm(dim=0)
+    strongest = steepness.argsort(descending=True, stable=True)[:size]
+    chosen = strongest[2 * REACH * steepness[strongest] > NOTICEABLE].sort().values
+    left, _, right = torch.linalg.svd(measures[:, chosen] / steepness[chosen], full_matrices=False)
+    first = left @ right  # Loewdin's rule: the orthonormal axes nearest to all directions at once, none preferred
+    rest = pixels - first @ (first.T @ pixels)
+    others = torch.linalg.svd(rest).U[:, : size - first.shape[1]]
+    return torch.cat([first, others], dim=1).T.float()
+
+
+def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
+    """By how much measures and pixels change along each axis, by least squares over random small turns of all poses."""
+    generator = torch.Generator().manual_seed(0)
+    rest = model.reconstruct(found.poses, found.labels)
+    before, size = measured(rest), found.poses.shape[1]
+    square = torch.eye(size) * RIDGE
+    measures, pixels = torch.zeros(size, before.shape[1]), torch.zeros(size, rest[0].numel())
+    for _ in range(NUDGES):
+        turns = torch.randn(found.poses.shape, generator=generator) * NUDGE
+        drawings = model.reconstruct(found.poses + turns, found.labels)
+        square += turns.T @ turns
+        measures += turns.T @ ((measured(drawings) - before) / unit)
+        pixels += turns.T @ (drawings - rest).flatten(1)
+    return torch.linalg.solve(square, measures), torch.linalg.solve(square, pixels)
+
+
+def _deviation(model: Model, found: Poses) -> Tensor:
+    """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,)."""
+    values = measured(model.reconstruct(found.poses, found.labels))
+    labels = found.labels.unique()
+    variances = [values[found.labels == label].var(dim=0, correction=0) for label in labels]
+    return torch.stack(variances).mean(dim=0).sqrt() + TINY
+
+
+def _named(effect: Tensor) -> Dimension:  # (n, measures)
+    mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
+    most = int(mean.abs().argmax())
+    steady = bool(mean[most].abs() > STEADY * strength[most] and mean[most].abs() > NOTICEABLE)
+    return Dimension(name=list(MEASURES)[most] if steady else "", strength=round(float(mean[most]), 3))
+
+
+@torch.no_grad()
+def _turn(routed: ClassCapsules, decoder: Decoder, rotations: Tensor) -> None:  # (classes, new axes, old axes)
+    classes, size, _ = rotations.shape
+    votes = routed.transforms.unflatten(-1, (classes, size))  # (..., classes, old)
+    routed.transforms.copy_((rotations @ votes.unsqueeze(-1)).squeeze(-1).flatten(-2))
+    first = decoder.layers[0]
+    assert isinstance(first, nn.Linear)
+    blocks = rotations if decoder.sees_class else rotations[:1]
+    weights = first.weight.unflatten(1, (len(blocks), size))  # (hidden, blocks, old)
+    first.weight.copy_((blocks @ weights.unsqueeze(-1)).squeeze(-1).flatten(1))
