@@ -1,27 +1,59 @@
-# The service on a CPU: no compiler, no torch, no root, and nothing written outside /tmp.
-#   docker build -f docker/service.Dockerfile -t capserve . && docker run -p 8000:8000 capserve
+# The service: no compiler, no torch, no root, and nothing written outside /tmp. Two targets:
+#   docker build -f docker/service.Dockerfile --target cpu -t capserve:cpu . && docker run -p 8000:8000 capserve:cpu
+#   docker build -f docker/service.Dockerfile --target gpu -t capserve:gpu . && docker run --gpus all -p 8000:8000 capserve:gpu
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
-ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
-RUN python -m venv /opt/capserve
+ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=ignore
+RUN python -m venv --without-pip /opt/capserve
 WORKDIR /src
-# The dependencies are a layer of their own: they change less often than the code.
 COPY pyproject.toml constraints.txt ./
+# Dependencies are a layer of their own: they change less often than the code.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; \
-               print('\n'.join(p['dependencies'] + p['optional-dependencies']['cpu']))" > requirements.txt \
- && /opt/capserve/bin/pip install -r requirements.txt -c constraints.txt
+               e = p['optional-dependencies']; \
+               [open(extra, 'w').write('\n'.join(p['dependencies'] + e['otel'] + e[extra])) for extra in ('cpu', 'gpu')]"
+
+FROM build AS build-cpu
+RUN pip --python /opt/capserve install -r cpu -c constraints.txt \
+ && find /opt/capserve -name tests -prune -exec rm -r {} +
 COPY README.md LICENSE ./
 COPY service service
-RUN /opt/capserve/bin/pip install --no-deps .
+RUN pip --python /opt/capserve install --no-deps .
 
-FROM python:${PYTHON}-slim
-COPY --from=build /opt/capserve /opt/capserve
-COPY models /models
+FROM build AS build-gpu
+# CUDA and cuDNN are NVIDIA's wheels, which also bring what only compilers read: headers, static libraries, a second nvrtc.
+RUN pip --python /opt/capserve install -r gpu -c constraints.txt \
+ && find /opt/capserve \( -name tests -o -path '*/nvidia/*/include' -o -name '*.a' -o -name '*.alt.so*' \) -prune -exec rm -r {} +
+COPY README.md LICENSE ./
+COPY service service
+RUN pip --python /opt/capserve install --no-deps .
+
+FROM python:${PYTHON}-slim AS runtime
+ARG VERSION=0.1.0
+ARG REVISION=unknown
+LABEL org.opencontainers.image.title="capserve" \
+      org.opencontainers.image.description="Capsule Networks as a service" \
+      org.opencontainers.image.licenses="Apache-2.0" \
+      org.opencontainers.image.version="${VERSION}" \
+      org.opencontainers.image.revision="${REVISION}"
 ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 CAPSERVE_HOST=0.0.0.0 CAPSERVE_MODELS=/models CAPSERVE_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 8000
-HEALTHCHECK --interval=10s --timeout=3s --start-period=30s --start-interval=1s \
-    CMD ["python", "-c", "import os, urllib.request as r; r.urlopen(f'http://127.0.0.1:{os.environ.get(\"CAPSERVE_PORT\", 8000)}/readyz')"]
+# bash asks, since starting Python costs fifty times as much: of a host that is busy it would make one that looks ill.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=60s --start-interval=1s CMD ["bash", "-c", \
+    "exec 3<>/dev/tcp/127.0.0.1/${CAPSERVE_PORT:-8000} && printf 'GET /readyz HTTP/1.0\\r\\nHost: localhost\\r\\n\\r\\n' >&3 && read -r _ status _ <&3 && [ \"$status\" = 200 ]"]
+STOPSIGNAL SIGTERM
 ENTRYPOINT ["capserve"]
 CMD ["serve"]
+
+FROM runtime AS gpu
+# What the NVIDIA runtime is to put into the container; CAPSERVE_DEVICE=cuda does not start where that does not work.
+ENV NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility CAPSERVE_DEVICE=cuda
+COPY --from=build-gpu /opt/capserve /opt/capserve
+COPY models /models
+
+# The last target is the one that is built when none is named.
+FROM runtime AS cpu
+ENV CAPSERVE_DEVICE=cpu
+COPY --from=build-cpu /opt/capserve /opt/capserve
+COPY models /models

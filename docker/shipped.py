@@ -1,0 +1,104 @@
+"""The pinned packages in an image of the service: python docker/shipped.py cpu|gpu lists them, audit asks whether one is unsafe.
+
+What capserve needs and what that needs in turn, as installed here, at the versions of constraints.txt. The wheels of CUDA and
+cuDNN, which a machine without a GPU does not install, are those that constraints.txt names.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, requires
+from pathlib import Path
+from typing import Any
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+RUNTIMES = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}  # which need the same, but for CUDA
+LINUX = {"sys_platform": "linux", "platform_system": "Linux"}
+
+Dependency = dict[str, Any]
+
+
+def shipped(target: str) -> list[str]:
+    """A requirement for each package."""
+    known = {canonicalize_name(line.partition("==")[0]): line for line in CONSTRAINTS.read_text().splitlines() if "==" in line}
+    runtime = RUNTIMES[target]
+    names = {runtime} | needed("capserve") | next(needed(each) for each in RUNTIMES.values() if installed(each))
+    if target == "gpu":
+        names |= {name for name in known if name.startswith("nvidia-")}
+    return sorted(known[name] for name in names)
+
+
+def needed(package: str) -> set[str]:
+    """The names of all that a package needs on Linux, without its extras, but for ours that images have."""
+    names: set[str] = set()
+    rest = [package]
+    while rest:
+        for requirement in map(Requirement, requires(rest.pop()) or ()):
+            name = canonicalize_name(requirement.name)
+            wanted = requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": "otel"})
+            if wanted and name not in names:
+                names.add(name)
+                rest.append(name)
+    return names
+
+
+def installed(package: str) -> bool:
+    try:
+        requires(package)
+    except PackageNotFoundError:
+        return False
+    return True
+
+
+def audit() -> tuple[int, str]:
+    """An exit status, and the words that go with it. One package is asked about before the others, lest no index answers."""
+    pins = shipped("gpu")
+    first = judge(report(pins[:1]))
+    return first if first == UNANSWERED else judge(report(pins))
+
+
+UNANSWERED = (0, "skipped, no index that knows of vulnerabilities answers")
+
+
+def report(pins: Sequence[str]) -> list[Dependency]:
+    """pip-audit's, a row for each package; none where it could not ask."""
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
+        file.write("\n".join(pins))
+        file.flush()
+        ask = ["-m", "pip_audit", "-r", file.name, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        done = subprocess.run([sys.executable, *ask], capture_output=True, text=True)
+    try:
+        dependencies: list[Dependency] = json.loads(done.stdout)["dependencies"]
+    except ValueError:  # no report, but a traceback: no network, most likely
+        return []
+    return dependencies
+
+
+def judge(dependencies: Sequence[Dependency]) -> tuple[int, str]:
+    unknown = [each["name"] for each in dependencies if "skip_reason" in each]
+    if len(unknown) == len(dependencies):
+        return UNANSWERED
+    found = [
+        f"{each['name']} {each['version']}: {fault['id']}, mended in {', '.join(fault['fix_versions']) or 'no version yet'}"
+        for each in dependencies
+        for fault in each.get("vulns", ())
+    ]
+    words = found or [f"{len(dependencies) - len(unknown)} packages without a known vulnerability"]
+    if unknown:
+        words.append(f"not known there: {', '.join(unknown)}")
+    return int(bool(found)), "\n".join(words)
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["audit"]:
+        status, words = audit()
+        print(f"pip-audit: {words}")
+        sys.exit(status)
+    print("\n".join(shipped(sys.argv[1])))

@@ -1,0 +1,160 @@
+"""The same app on Ray Serve: replicas on one machine or many, as many as there is work for, each on a CPU or a share of a GPU.
+
+`serve run service.ray_app:app max_replicas=4 num_gpus=0.25`. Settings come from the environment of whoever says that, and what
+it leaves open from each node's own. Needs the extra `capserve[ray]`.
+"""
+# No `from __future__ import annotations`: Ray reads app's annotation, and wants the class.
+
+import asyncio
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+from fastapi import FastAPI
+from prometheus_client import Metric, generate_latest
+from pydantic import BaseModel, ConfigDict, Field
+from ray import serve
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from service import allocator, logs
+from service.app import create_app
+from service.bundle import BundleError
+from service.errors import Busy, NotReloaded, StartError
+from service.settings import Settings
+from service.siblings import Siblings
+from service.state import Service
+
+NAME = "capserve"
+BATCHES = 8  # that a replica is given at most, waiting and running
+ATTEMPTS = 3  # a bundle that is not sound will not be so the twentieth time either
+MARGIN = 5.0  # seconds beyond drain before Ray kills a replica
+PATIENCE = 5.0  # seconds for all replicas to tell their metrics
+
+
+class Scale(BaseModel):
+    """What `serve run` takes as key=value."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    min_replicas: int = Field(1, ge=1)
+    max_replicas: int = Field(4, ge=1)
+    target_ongoing_requests: float = Field(16, gt=0)  # a replica, averaged; with more there will be more replicas
+    num_cpus: float = Field(1, gt=0)  # a replica, which runs as many threads
+    num_gpus: float = Field(0, ge=0)  # a replica; 0.25 puts four on a GPU
+
+
+def app(scale: Scale) -> Any:
+    """A Ray Serve application, which is built and loads its bundles wherever Ray starts a replica."""
+    settings = Settings()  # type: ignore[call-arg]  # a wrong one is told here, before there are replicas
+    given = settings.model_dump(exclude_unset=True)
+
+    def build() -> FastAPI:
+        there = fitted(Settings(**given), scale)
+        logs.configure(there.log_format, there.log_level)
+        allocator.return_large_blocks()
+        made = create_app(there, siblings=Replicas())
+        made.add_middleware(named_by_ray)
+        return made
+
+    return serve.deployment(
+        serve.ingress(build)(Replica),
+        name=NAME,
+        ray_actor_options=scale.model_dump(include={"num_cpus", "num_gpus"}),
+        autoscaling_config=scale.model_dump(include={"min_replicas", "max_replicas", "target_ongoing_requests"}),
+        # A proxy asks its own node's replicas first, and others when these have a few batches in hand; what is more waits in it.
+        max_ongoing_requests=BATCHES * settings.max_batch,
+        max_queued_requests=settings.max_queue,
+        backpressure_config={"status_code": 503, "retry_after_s": 1},
+        graceful_shutdown_timeout_s=settings.drain + MARGIN,
+        max_constructor_retry_count=ATTEMPTS,
+        max_surge_percent=25,  # in an update the new come before the old go
+    ).bind()
+
+
+def fitted(settings: Settings, scale: Scale) -> Settings:
+    """What the environment leaves open, by what Ray gives a replica: a GPU that was asked for and does not work is an error."""
+    threads = settings.threads or max(1, int(scale.num_cpus))
+    device = settings.device if settings.device != "auto" else "cuda" if scale.num_gpus else "cpu"
+    return settings.model_copy(update={"threads": threads, "device": device})
+
+
+def named_by_ray(app: ASGIApp) -> ASGIApp:
+    """Ray's proxy sends X-Request-ID as well, the same one; twice would be once too often."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        async def unnamed(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message["headers"] = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
+            await send(message)
+
+        await app(scope, receive, unnamed)
+
+    return called
+
+
+class Replica:
+    """What Ray asks of one process, beside requests."""
+
+    app: FastAPI  # what build() has made
+
+    @property
+    def _service(self) -> Service:
+        service: Service = self.app.state.service
+        return service
+
+    async def check_health(self) -> None:
+        """Ray waits for the first answer before it sends requests, and replaces a replica that fails three times."""
+        while not self._service.catalogue.warm:
+            await asyncio.sleep(0.05)
+        if not self._service.catalogue.alive:
+            raise RuntimeError("a model has failed again and again, which is in the log")
+
+    async def measured(self) -> tuple[str, list[Metric]]:
+        self._service.measure()
+        return _name(), list(self._service.metrics.registry.collect())
+
+    async def reload(self) -> str | None:
+        """What went wrong, if anything did."""
+        try:
+            await self._service.catalogue.reload()
+        except (BundleError, StartError) as error:
+            return f"replica {_name()}: {error}"
+        return None
+
+
+class Replicas(Siblings):
+    """All replicas, as one of them reaches them: one proxy's port leads to any, and who asks for metrics means all."""
+
+    async def let_all_reload(self) -> None:
+        faults = [fault for fault in await _all("reload") if isinstance(fault, str | Exception)]
+        if faults:
+            raise NotReloaded(f"{faults[0]}; it still serves what it did, and {_name()} serves what is new")
+
+    async def metrics(self, own: bytes) -> bytes:
+        try:
+            found = await _all("measured", timeout_s=PATIENCE)
+        except TimeoutError:
+            raise Busy(f"a replica did not tell its metrics within {PATIENCE:g} seconds; ask again") from None
+        return exposition([each for each in found if not isinstance(each, Exception)])
+
+
+async def _all(method: str, timeout_s: float | None = None) -> list[Any]:
+    """What each replica returns or raises, this one's included."""
+    handle = serve.get_deployment_handle(NAME, serve.get_replica_context().app_name)
+    found: list[Any] = await handle.broadcast(method).results_async(timeout_s=timeout_s, return_exceptions=True)
+    return found
+
+
+def _name() -> str:
+    name: str = serve.get_replica_context().replica_tag
+    return name
+
+
+def exposition(found: Iterable[tuple[str, list[Metric]]]) -> bytes:
+    """The metrics of several replicas as Prometheus reads them, each series with the label `replica`."""
+    families: dict[str, Metric] = {}
+    for replica, metrics in found:
+        for metric in metrics:
+            family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
+            family.samples += [each._replace(labels={**each.labels, "replica": replica}) for each in metric.samples]
+    return generate_latest(SimpleNamespace(collect=families.values))

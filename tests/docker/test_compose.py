@@ -1,0 +1,148 @@
+"""docker-compose.yml and what goes over it, as `docker compose config` reads them; and the Dockerfiles' few facts."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from functools import cache
+from importlib import util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from service.settings import Settings
+from service.workers import MARGIN
+
+ROOT = Path(__file__).parents[2]
+PLAIN = ("docker-compose.yml",)
+CPU = (*PLAIN, "docker/compose.cpu.yml")
+REPLICAS = (*CPU, "docker/compose.replicas.yml")
+
+
+@cache
+def services(files: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """As they will run, with all profiles."""
+    if shutil.which("docker") is None or subprocess.run(["docker", "compose", "version"], capture_output=True).returncode:
+        pytest.skip("docker compose is not installed")
+    chosen = [word for file in files for word in ("-f", file)]
+    command = ["docker", "compose", *chosen, "--profile", "train", "config", "--format", "json"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
+    return found
+
+
+def test_plain_is_the_gpus_and_fails_without_one() -> None:
+    capserve = services(PLAIN)["capserve"]
+    assert capserve["build"]["target"] == "gpu"
+    assert capserve["environment"]["CAPSERVE_DEVICE"] == "cuda"
+    (device,) = capserve["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+
+
+def test_the_override_asks_for_no_gpu() -> None:
+    found = services(CPU)
+    assert found["capserve"]["build"]["target"] == "cpu"
+    assert found["capserve"]["environment"]["CAPSERVE_DEVICE"] == "cpu"
+    assert not [name for name, service in found.items() if service["deploy"]["resources"].get("reservations")]
+
+
+def test_replicas_are_reached_through_one_port() -> None:
+    found = services(REPLICAS)
+    assert "ports" not in found["capserve"]
+    assert [port["target"] for port in found["proxy"]["ports"]] == [8080]
+    assert "listen 8080;" in (ROOT / "docker/nginx/nginx.conf").read_text()
+
+
+def test_bodies_cannot_fill_the_proxys_memory() -> None:
+    """What it takes in waits in /tmp, which is memory: with more than its limit it is killed, and every request with it."""
+    proxy = services(REPLICAS)["proxy"]
+    (room,) = (int(each.removeprefix("/tmp:size=").removesuffix("m")) << 20 for each in proxy["tmpfs"])
+    assert room < int(proxy["deploy"]["resources"]["limits"]["memory"])
+    (largest,) = re.findall(r"client_max_body_size (\d+)m;", (ROOT / "docker/nginx/nginx.conf").read_text())
+    assert Settings.model_fields["max_body"].default < int(largest) << 20 < room
+
+
+@pytest.mark.parametrize("files", [PLAIN, CPU, REPLICAS], ids=["gpu", "cpu", "replicas"])
+def test_containers_may_do_little(files: tuple[str, ...]) -> None:
+    for name, service in services(files).items():
+        assert service["read_only"] is True, name
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["deploy"]["resources"]["limits"].keys() >= {"memory", "pids"}, name
+        assert re.search(r":\S*\d$|^capserve", service["image"]), f"{name} names no version: {service['image']}"
+    (models,) = services(files)["capserve"]["volumes"]
+    assert (models["target"], models["read_only"]) == ("/models", True)
+
+
+def test_whoever_is_told_to_stop_has_time_to_drain() -> None:
+    grace = services(PLAIN)["capserve"]["stop_grace_period"]
+    fields = Settings.model_fields
+    assert int(grace.removesuffix("s")) >= fields["linger"].default + fields["drain"].default + MARGIN
+
+
+def test_every_setting_can_be_given_but_those_that_the_image_has_made() -> None:
+    environment = services(PLAIN)["capserve"]["environment"]
+    given = {name.removeprefix("CAPSERVE_").lower() for name in environment}
+    assert given == Settings.model_fields.keys() - {"host", "port", "models"}
+    assert environment["CAPSERVE_LOG_FORMAT"] == "json"  # an empty one would be taken from the image
+
+
+def test_the_guide_keeps_away_from_what_docker_does_otherwise() -> None:
+    commands = re.findall(r"^    (docker .*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
+    assert commands
+    for command in commands:
+        assert " kill " not in command  # a container that was sent any signal so is not restarted when it dies later
+        assert ":/models" not in command  # the folder that compose mounts there stays
+
+
+@pytest.mark.parametrize("name", ["service", "training"])
+def test_the_images_say_their_version(name: str) -> None:
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\nARG VERSION={version}\n" in (ROOT / "docker" / f"{name}.Dockerfile").read_text()
+
+
+@pytest.fixture(scope="module")
+def what() -> ModuleType:
+    """docker/shipped.py, which is a script."""
+    spec = util.spec_from_file_location("shipped", ROOT / "docker" / "shipped.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("target", ["cpu", "gpu"])
+def test_what_ships_is_pinned_and_has_nothing_of_training(what: ModuleType, target: str) -> None:
+    names = {line.partition("==")[0] for line in what.shipped(target)}
+    assert names >= {"fastapi", "numpy", "pillow", "uvicorn", "starlette", "pydantic_core"}
+    assert names >= ({"onnxruntime"} if target == "cpu" else {"onnxruntime-gpu", "nvidia-cudnn-cu13"})
+    assert not names & {"torch", "onnx", "pytest", "httpx"}
+
+
+def test_a_vulnerability_fails_and_silence_does_not(what: ModuleType) -> None:
+    known = {"name": "pillow", "version": "1", "vulns": []}
+    unsafe = {"name": "pillow", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]}
+    unheard = {"name": "numpy", "skip_reason": "not found"}
+    assert what.judge([]) == what.judge([unheard]) == what.UNANSWERED
+    assert what.judge([known, unheard]) == (0, "1 packages without a known vulnerability\nnot known there: numpy")
+    assert what.judge([known, unsafe]) == (1, "pillow 1: PYSEC-1, mended in 2")
+
+
+def test_the_sbom_names_what_ships(tmp_path: Path) -> None:
+    done = subprocess.run(
+        ["make", "sbom", f"SBOM={tmp_path}/sbom.json", "-o", ".venv/dev"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = json.loads((tmp_path / "sbom.json").read_text())
+    assert found["bomFormat"] == "CycloneDX"
+    assert found["metadata"]["component"]["name"] == "capserve"
+    listed = subprocess.run([sys.executable, "docker/shipped.py", "cpu"], cwd=ROOT, capture_output=True, text=True).stdout.split()
+    assert sorted(f"{each['name']}=={each['version']}" for each in found["components"]) == listed

@@ -1,0 +1,181 @@
+"""The manifests against Kubernetes' schemas, against each other, and against the service that they run."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import kubernetes_validate
+import pytest
+import yaml
+
+from service.app import create_app
+from service.settings import Settings
+from service.workers import MARGIN
+from tests.service.conftest import settings
+
+FOLDER = Path(__file__).parents[2] / "docker" / "kubernetes"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+FOREIGN = {"Kustomization", "ServiceMonitor"}  # kustomize's and the Prometheus operator's, of which Kubernetes has no schema
+KUSTOMIZE = next((command for command in (["kustomize", "build"], ["kubectl", "kustomize"]) if shutil.which(command[0])), None)
+
+Manifest = dict[str, Any]
+
+
+def read(path: Path) -> Manifest:
+    found: Manifest = yaml.safe_load(path.read_text())
+    return found
+
+
+def built(name: str) -> dict[str, Manifest]:
+    """What `kubectl apply -k` would apply, by kind; put together here, since not every machine has kustomize."""
+    kustomization = read(FOLDER / name / "kustomization.yaml")
+    found: dict[str, Manifest] = {}
+    for resource in kustomization["resources"]:
+        path = FOLDER / name / resource
+        found |= built(path.name) if path.is_dir() else {read(path)["kind"]: read(path)}
+    for patch in kustomization.get("patches", []):
+        change = read(FOLDER / name / patch["path"])
+        found[change["kind"]] = merged(found[change["kind"]], change)
+    for pairs in (each["pairs"] for each in kustomization.get("labels", [])):
+        for kind, manifest in found.items():
+            for place in ("metadata.labels", *LABELLED.get(kind, ())):
+                at(manifest, place).update(pairs)
+    for image in kustomization.get("images", []):
+        for container in pod(found)["containers"]:
+            if container["image"].partition(":")[0] == image["name"]:
+                container["image"] = f"{image['name']}:{image['newTag']}"
+    return found
+
+
+# Where kustomize's includeSelectors puts labels, beside metadata.
+LABELLED = {
+    "Deployment": ("spec.selector.matchLabels", "spec.template.metadata.labels"),
+    "Service": ("spec.selector",),
+    "PodDisruptionBudget": ("spec.selector.matchLabels",),
+    "NetworkPolicy": ("spec.podSelector.matchLabels",),
+}
+
+
+def at(manifest: Manifest, place: str) -> Manifest:
+    for name in place.split("."):
+        manifest = manifest.setdefault(name, {})
+    return manifest
+
+
+def merged(base: Any, change: Any) -> Any:
+    """A strategic merge, as far as our patches go: lists of named things by name, other lists whole."""
+    if isinstance(base, dict) and isinstance(change, dict):
+        return base | {key: merged(base[key], value) if key in base else value for key, value in change.items()}
+    if isinstance(base, list) and all("name" in each for each in [*base, *change]):
+        changes = {each["name"]: each for each in change}
+        rest = [each for each in change if each["name"] not in {old["name"] for old in base}]
+        return [merged(each, changes[each["name"]]) if each["name"] in changes else each for each in base] + rest
+    return change
+
+
+def check(manifest: Manifest) -> None:
+    if manifest["kind"] not in FOREIGN:
+        kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
+
+
+def pod(manifests: dict[str, Manifest]) -> Manifest:
+    found: Manifest = manifests["Deployment"]["spec"]["template"]["spec"]
+    return found
+
+
+@pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "base"], ids=lambda path: path.name)
+def test_every_file_of_the_base_is_what_kubernetes_takes(path: Path) -> None:
+    """Those of an overlay are parts, and make sense once they are put together."""
+    check(read(path))
+
+
+def test_every_file_is_used() -> None:
+    for name in ("base", "gpu"):
+        kustomization = read(FOLDER / name / "kustomization.yaml")
+        used = kustomization["resources"] + [patch["path"] for patch in kustomization.get("patches", [])]
+        assert {"kustomization.yaml", *used} - {"../base"} == {path.name for path in FILES if path.parent.name == name}
+
+
+@pytest.mark.parametrize("name", ["base", "gpu"])
+class TestBuilt:
+    def test_it_is_what_kubernetes_takes(self, name: str) -> None:
+        for manifest in built(name).values():
+            check(manifest)
+
+    @pytest.mark.skipif(KUSTOMIZE is None, reason="neither kustomize nor kubectl is installed")
+    def test_kustomize_puts_the_same_together(self, name: str) -> None:
+        assert KUSTOMIZE is not None
+        done = subprocess.run([*KUSTOMIZE, str(FOLDER / name)], capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert {manifest["kind"]: manifest for manifest in yaml.safe_load_all(done.stdout)} == built(name)
+
+    def test_everything_is_about_the_same_pods(self, name: str) -> None:
+        manifests = built(name)
+        labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
+        selectors = [
+            manifests["Deployment"]["spec"]["selector"]["matchLabels"],
+            manifests["Service"]["spec"]["selector"],
+            manifests["PodDisruptionBudget"]["spec"]["selector"]["matchLabels"],
+            manifests["NetworkPolicy"]["spec"]["podSelector"]["matchLabels"],
+            pod(manifests)["topologySpreadConstraints"][0]["labelSelector"]["matchLabels"],
+        ]
+        assert selectors == [labels] * len(selectors)
+        assert labels
+        monitor = manifests["ServiceMonitor"]["spec"]
+        assert monitor["selector"]["matchLabels"].items() <= manifests["Service"]["metadata"]["labels"].items()
+        assert manifests["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "capserve"  # the job of our rules
+        target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
+        assert (target["kind"], target["name"]) == ("Deployment", manifests["Deployment"]["metadata"]["name"])
+
+    def test_ports_and_paths_are_the_services_own(self, name: str) -> None:
+        manifests = built(name)
+        (container,) = pod(manifests)["containers"]
+        (port,) = container["ports"]
+        (outside,) = manifests["Service"]["spec"]["ports"]
+        (scraped,) = manifests["ServiceMonitor"]["spec"]["endpoints"]
+        (let_in,) = manifests["NetworkPolicy"]["spec"]["ingress"][0]["ports"]
+        assert port["containerPort"] == Settings.model_fields["port"].default
+        assert outside["targetPort"] == port["name"] == let_in["port"]
+        assert scraped["port"] == outside["name"]
+        paths = create_app(settings()).openapi()["paths"].keys()
+        probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
+        assert {probe["port"] for probe in probes} == {port["name"]}
+        assert {probe["path"] for probe in probes} | {scraped["path"]} <= paths
+
+    def test_the_environment_is_settings(self, name: str) -> None:
+        (container,) = pod(built(name))["containers"]
+        given = {each["name"].removeprefix("CAPSERVE_").lower(): each.get("value") for each in container["env"]}
+        values = {name: value for name, value in given.items() if value is not None}
+        assert given.keys() <= Settings.model_fields.keys()
+        chosen = Settings.model_validate(values)
+        assert pod(built(name))["terminationGracePeriodSeconds"] >= chosen.linger + chosen.drain + MARGIN
+        assert chosen.device == {"base": "cpu", "gpu": "cuda"}[name]
+
+    def test_pods_may_do_nothing_but_serve(self, name: str) -> None:
+        manifests = built(name)
+        found = pod(manifests)
+        (container,) = found["containers"]
+        assert found["securityContext"]["runAsNonRoot"] is True
+        assert found["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert found["automountServiceAccountToken"] is False
+        assert container["securityContext"]["readOnlyRootFilesystem"] is True
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+        assert manifests["NetworkPolicy"]["spec"]["egress"] == []
+        assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
+
+    def test_there_are_gpus_where_they_are_asked_for(self, name: str) -> None:
+        (container,) = pod(built(name))["containers"]
+        assert container["image"].endswith({"base": ":cpu", "gpu": ":gpu"}[name])
+        assert container["resources"]["limits"].get("nvidia.com/gpu") == {"base": None, "gpu": "1"}[name]
+
+
+def test_it_scales_by_a_metric_there_is() -> None:
+    scaler = read(FOLDER / "base" / "horizontalpodautoscaler.yaml")["spec"]
+    (queue,) = [metric["pods"]["metric"]["name"] for metric in scaler["metrics"] if metric["type"] == "Pods"]
+    app = create_app(settings())
+    app.state.service.catalogue.measure()
+    assert f"{queue}{{" in app.state.service.metrics.text().decode()
