@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import base64
+from math import isfinite
 from typing import Any
 
 from service import images, pose, verdict
-from service.bundle import Manifest
+from service.bundle import Array, Manifest
 from service.engine import Perception
 from service.metrics import PredictionObserver
 from service.pose import Pose
+from service.verdict import Verdict
 
 DIGITS = 6  # decimals of a probability: float32 has no more
 
 
 def prediction(
-    manifest: Manifest, seen: Perception, row: int, drawings: bool, observer: PredictionObserver | None = None
+    manifest: Manifest,
+    seen: Perception,
+    row: int,
+    drawings: bool,
+    observer: PredictionObserver | None = None,
+    taken: Array | None = None,
 ) -> dict[str, Any]:
-    """`drawings` puts each object's picture into the answer."""
-    lengths, error = seen.lengths[row], float(seen.errors[row])
-    judged = verdict.judge(manifest, lengths, error, float(seen.contrasts[row]))
+    """`drawings` puts each object's picture into the answer; `taken` (C, H, W) is the network's input, to be shown as well."""
+    lengths, error, judged = seen.lengths[row], float(seen.errors[row]), _judged(manifest, seen, row)
     objects = [index for index in range(manifest.max_objects) if seen.present[row, index]]
     winners = [int(seen.winners[row, index]) for index in objects]
     if observer is not None:
-        observer.predicted(winners, float(lengths[winners[0]]), error, judged)
+        observer.predicted(winners, float(lengths[winners[0]]))
+        observer.drawn(error, judged)
     probabilities = [round(length, DIGITS) for length in lengths.tolist()]
     found: list[dict[str, Any]] = []
     for index, winner in zip(objects, winners, strict=True):
@@ -31,7 +38,7 @@ def prediction(
         found.append({"label": manifest.classes[winner], "probability": probabilities[winner], "pose": token})
         if drawings:
             found[-1]["reconstruction"] = _data_uri(images.png(seen.drawings[row, index]))
-    return {
+    said: dict[str, Any] = {
         "model": manifest.name,
         "label": manifest.classes[winners[0]],
         "probabilities": probabilities,
@@ -39,6 +46,21 @@ def prediction(
         "reconstruction_error": round(error, DIGITS),
         "verdict": judged,
     }
+    if taken is not None:
+        said["input"] = _data_uri(images.png(taken))
+    return said
+
+
+def count(manifest: Manifest, seen: Perception, observer: PredictionObserver) -> None:
+    """Tells of every picture what is known of it: those that nobody asked to draw have neither error nor verdict."""
+    for row, (present, winners) in enumerate(zip(seen.present, seen.winners, strict=True)):
+        observer.predicted(winners[present].tolist(), float(seen.lengths[row, winners[0]]))
+        if isfinite(seen.errors[row]):
+            observer.drawn(float(seen.errors[row]), _judged(manifest, seen, row))
+
+
+def _judged(manifest: Manifest, seen: Perception, row: int) -> Verdict:
+    return verdict.judge(manifest, seen.lengths[row], float(seen.errors[row]), float(seen.contrasts[row]))
 
 
 def _data_uri(png: bytes) -> str:

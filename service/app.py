@@ -17,33 +17,45 @@ from service.crew import Crew
 from service.engine import CapsNet
 from service.envelope import Envelope
 from service.metrics import Metrics
-from service.routes import health, inference_protocol, models, predict, reconstruct
+from service.routes import health, inference_protocol, models, playground, predict, reconstruct
 from service.settings import Settings
 from service.shortcut import Shortcut
+from service.siblings import Siblings
 from service.state import Service
 
 if TYPE_CHECKING:
     from service.tracing import Tracing
 
 LARGEST_BODIES = 16  # in memory at once, or more of smaller ones
+DECODERS = 4  # threads at most: a picture of max_pixels takes hundreds of MB while it is at work on one
 
 
-def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None) -> FastAPI:
+def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, siblings: Siblings | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
     metrics = Metrics()
     serving = Catalogue(catalogue.load(settings) if nets is None else nets, settings, metrics)
-    crew, bodies = Crew(settings.threads or cpus.available(), settings.max_queue), Bodies(LARGEST_BODIES * settings.max_body)
+    crew, bodies = (
+        Crew(min(settings.threads or cpus.available(), DECODERS), settings.max_queue, settings.deadline),
+        Bodies(LARGEST_BODIES * settings.max_body),
+    )
     tracing = _tracing(settings)
-    app = FastAPI(title="capserve", version=version("capserve"), summary="Capsule Networks as a service", lifespan=_lifespan)
-    app.state.service = Service(settings, serving, metrics, crew, bodies)
+    app = FastAPI(
+        title="capserve",
+        version=version("capserve"),
+        summary="Capsule Networks as a service",
+        lifespan=_lifespan,
+        docs_url=None,  # FastAPI's pages load their scripts from elsewhere; ours is in routes/playground.py
+        redoc_url=None,
+    )
+    app.state.service = Service(settings, serving, metrics, crew, bodies, siblings or Siblings())
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving, bodies=bodies, tracing=tracing)
     for error, handler in problems.HANDLERS.items():
         app.add_exception_handler(error, handler)
-    for routes in (predict, reconstruct, models, inference_protocol, health):
+    for routes in (predict, reconstruct, models, inference_protocol, health, playground):
         app.include_router(routes.router)
-    app.openapi = openapi.documented(app, serving.get(None))  # type: ignore[method-assign]
+    app.openapi = openapi.documented(app, serving)  # type: ignore[method-assign]
     return app
 
 
@@ -57,8 +69,11 @@ def _tracing(settings: Settings) -> Tracing | None:
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Listens at once, and is ready when the models are warm; answers what it accepted before it goes."""
+    """Listens at once, and is ready when the models are warm; answers what it accepted before it goes. One of several workers
+    listens when it is warm: the others answer meanwhile, and nobody need be told to ask again."""
     service: Service = app.state.service
+    if service.settings.workers > 1:
+        await service.catalogue.warm_up()
     work = asyncio.create_task(service.catalogue.run())
     try:
         yield

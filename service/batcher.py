@@ -1,8 +1,9 @@
 """Micro-batching between routes and engine: what has queued when the model falls free runs together, with no delay added.
 
 Counts images, not requests, and knows neither HTTP nor models: `run` is any function from arrays to arrays, row for row.
-Requests arrive on the event loop; one thread of our own runs them (ONNX Runtime lets go of the GIL meanwhile) and hands a
-whole batch back with one wake-up of the loop. Every counter has one writer, so there are no locks.
+Requests arrive on the event loop; threads of our own, the runners, run them (ONNX Runtime lets go of the GIL meanwhile) and
+hand a whole batch back with one wake-up of the loop. What has queued is shared among the runners. Every counter has one
+writer, the loop or whichever runner is picking its batch, and one lock sees to it that one picks at a time.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Any, Literal, NamedTuple, Protocol
 
@@ -32,6 +34,7 @@ class Answer(NamedTuple):
     outputs: Arrays
     queue_seconds: float
     run_seconds: float
+    firsts: Sequence[int] = (0,)  # a row of each batch that it was in: what a row says of its whole batch counts once for each
 
 
 class Observer(Protocol):
@@ -43,7 +46,16 @@ class Observer(Protocol):
 
 
 @dataclass(slots=True, eq=False)
+class _Whole:
+    """What was submitted at once, of which one larger than a batch is several requests."""
+
+    images: int
+    told: bool = False  # of its end, which is told once
+
+
+@dataclass(slots=True, eq=False)
 class _Request:
+    whole: _Whole
     inputs: Arrays  # each (images, ...)
     images: int
     deadline: float | None
@@ -61,21 +73,24 @@ class _Batch(NamedTuple):
 class Batcher:
     """`await submit(...)` from any task of the loop that called start()."""
 
-    def __init__(self, run: Callable[..., Arrays], *, max_batch: int, max_queue: int, observer: Observer) -> None:
+    def __init__(
+        self, run: Callable[..., Arrays], *, max_batch: int, max_queue: int, observer: Observer, runners: int = 1
+    ) -> None:
         self._run = run
         self._max_batch = max_batch
-        self._max_queue = max_queue
+        self.max_queue = max_queue
         self._observer = observer
         self._turn: list[_Request] = []  # arrived in this turn of the loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
-        self._waiting: deque[_Request] = deque()  # the thread's own: arrived, not yet in a batch
+        self._picking = threading.Lock()
+        self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; the picking runner's own
         self._accepted = 0  # images ever; written by the loop
-        self._taken = 0  # images ever; written by the thread
+        self._taken = 0  # images ever; written by the picking runner
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._thread = threading.Thread(target=self._work, name="batcher", daemon=True)
+        self._runners = [threading.Thread(target=self._work, name=f"runner-{n}", daemon=True) for n in range(runners)]
 
     @property
     def queued(self) -> int:
@@ -84,16 +99,18 @@ class Batcher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        self._thread.start()
+        for runner in self._runners:
+            runner.start()
 
     async def submit(self, *inputs: Array, deadline: float | None = None) -> Answer:
         """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
         images = len(inputs[0])
         self.admit(images)
+        whole = _Whole(images)
         if images <= self._max_batch:
-            return await self._enqueue(inputs, images, deadline)
+            return await self._enqueue(whole, inputs, images, deadline)
         parts = [
-            self._enqueue(tuple(each[first : first + self._max_batch] for each in inputs), size, deadline)
+            self._enqueue(whole, tuple(each[first : first + self._max_batch] for each in inputs), size, deadline)
             for first in range(0, images, self._max_batch)
             for size in (min(self._max_batch, images - first),)
         ]
@@ -108,14 +125,14 @@ class Batcher:
         if self._draining:
             self._observer.dropped("draining", images)
             raise Busy("the server is shutting down; ask again, another will answer")
-        if images > self._max_queue:
-            raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self._max_queue}")
-        if self.queued + images > self._max_queue:
+        if images > self.max_queue:
+            raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
+        if self.queued + images > self.max_queue:
             self._observer.dropped("full", images)
             raise Busy(f"{self.queued} images are waiting already; ask again after the seconds in Retry-After")
 
     async def drain(self, timeout: float) -> bool:
-        """Takes nothing new, answers what was accepted, stops the thread; False when the time did not suffice."""
+        """Takes nothing new, answers what was accepted, stops the runners; False when the time did not suffice."""
         self._draining = True
         try:
             async with asyncio.timeout(timeout):
@@ -125,24 +142,25 @@ class Batcher:
         except TimeoutError:
             return False
         finally:
-            self._arrivals.put(None)
+            for _ in self._runners:
+                self._arrivals.put(None)
         return True
 
-    def _enqueue(self, inputs: Arrays, images: int, deadline: float | None) -> asyncio.Future[Answer]:
+    def _enqueue(self, whole: _Whole, inputs: Arrays, images: int, deadline: float | None) -> asyncio.Future[Answer]:
         assert self._loop is not None, "start() comes first"
         answer: asyncio.Future[Answer] = self._loop.create_future()
         self._accepted += images
         self._unanswered += 1
-        if not self._turn:  # the thread is woken once a turn of the loop, not once a request
+        if not self._turn:  # a runner is woken once a turn of the loop, not once a request
             self._loop.call_soon(self._end_turn)
-        self._turn.append(_Request(inputs, images, deadline, time.monotonic(), answer))
+        self._turn.append(_Request(whole, inputs, images, deadline, time.monotonic(), answer))
         return answer
 
     def _end_turn(self) -> None:
         turn, self._turn = self._turn, []
         self._arrivals.put(turn)
 
-    # The thread's side
+    # The runners' side
 
     def _work(self) -> None:
         assert self._loop is not None
@@ -162,28 +180,33 @@ class Batcher:
                 return
 
     def _next_batch(self) -> _Batch | None:
-        """Waits for a first request, then takes all that are there and fit, passing over those in vain."""
-        if not self._collect():
-            return None
-        now = time.monotonic()
-        batch, images = _Batch([], [], [], 0), 0
-        while self._waiting:
-            request = self._waiting[0]
-            if request.answer.done():
-                batch.gone.append(request)
-            elif request.deadline is not None and request.deadline <= now:
-                batch.late.append(request)
-            elif images + request.images <= self._max_batch:
-                batch.requests.append(request)
-                images += request.images
-            else:
-                break
-            self._waiting.popleft()
-            self._taken += request.images
-        return batch._replace(images=images)
+        """Waits for a first request, then takes its share of all that are there, passing over those in vain."""
+        with self._picking:
+            if not self._collect():
+                return None
+            now, most = time.monotonic(), self._share()
+            batch, images = _Batch([], [], [], 0), 0
+            while self._waiting:
+                request = self._waiting[0]
+                if request.answer.done():
+                    batch.gone.append(request)
+                elif request.deadline is not None and request.deadline <= now:
+                    batch.late.append(request)
+                elif not images or images + request.images <= most:
+                    batch.requests.append(request)
+                    images += request.images
+                else:
+                    break
+                self._waiting.popleft()
+                self._taken += request.images
+            return batch._replace(images=images)
+
+    def _share(self) -> int:
+        """Images: as many as each runner would get of what waits, rounded up, and never more than a batch may hold."""
+        return min(self._max_batch, -(-self.queued // len(self._runners)))
 
     def _collect(self) -> bool:
-        """Moves arrivals to where they wait; blocks only when nobody does. False: stop."""
+        """Moves arrivals to where they wait; blocks only when nobody does. False: this runner stops."""
         try:
             while (turn := self._arrivals.get(block=not self._waiting)) is not None:
                 self._waiting.extend(turn)
@@ -205,20 +228,26 @@ class Batcher:
             if request.answer.done():
                 pass  # left while the model ran
             elif error is not None:
+                request.whole.told = True
                 request.answer.set_exception(Broken("the model failed on this batch; ask again, or another replica"))
             else:
                 rows = tuple(output[first:last] for output in outputs)
                 request.answer.set_result(Answer(rows, started - request.arrived, finished - started))
             first = last
         for request in batch.late:
-            self._observer.dropped("late", request.images)
+            self._tell("late", request.whole)
             if not request.answer.done():
                 request.answer.set_exception(TooLate("the deadline passed in the queue; allow more time or ask again later"))
         for request in batch.gone:
-            self._observer.dropped("gone", request.images)
+            self._tell("gone", request.whole)
         self._unanswered -= len(batch.requests) + len(batch.late) + len(batch.gone)
         if not self._unanswered:
             self._answered_all.set()
+
+    def _tell(self, reason: Drop, whole: _Whole) -> None:
+        if not whole.told:
+            whole.told = True
+            self._observer.dropped(reason, whole.images)
 
 
 def _stacked(requests: list[_Request]) -> Arrays:
@@ -231,4 +260,5 @@ def _stacked(requests: list[_Request]) -> Arrays:
 def _joined(parts: Sequence[Answer]) -> Answer:
     """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
     outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
-    return Answer(outputs, parts[0].queue_seconds, sum(part.run_seconds for part in parts))
+    firsts = accumulate((len(part.outputs[0]) for part in parts[:-1]), initial=0)
+    return Answer(outputs, parts[0].queue_seconds, sum(part.run_seconds for part in parts), tuple(firsts))

@@ -6,14 +6,17 @@ import asyncio
 import base64
 import binascii
 import json
+import time
 from typing import Any
 
 from starlette.requests import Request
 
 from service import multipart, state, visit
 from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
+from service.tensors import MOST_VALUES
 
-HOW = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
+ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
+MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"
 
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
@@ -35,6 +38,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
+    seen.complete = time.monotonic()
     return b"".join(chunks)
 
 
@@ -42,7 +46,7 @@ def picture(content_type: str, body: bytes) -> bytes:
     """The one picture of a request to /predict."""
     found = _pictures(content_type, body, "image", most=1)
     if len(found) != 1:
-        raise MalformedRequest(f"expected one picture, found {len(found)}; /predict/batch takes many")
+        raise MalformedRequest(f"expected one picture, found {len(found)}; {ONE if not found else '/predict/batch takes many'}")
     return found[0]
 
 
@@ -55,7 +59,8 @@ def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
 
 def _check_count(found: int, most: int) -> None:
     if not 1 <= found <= most:
-        raise MalformedRequest(f"expected 1 to {most} pictures, found {found}; send them in several requests")
+        what = "send them in several requests" if found else "send at least one"
+        raise MalformedRequest(f"expected 1 to {most} pictures, found {found}; {what}")
 
 
 def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[bytes]:
@@ -66,7 +71,9 @@ def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[byt
         return _from_json(body, field, most)
     if field == "image" and (kind.startswith("image/") or kind in ("", "application/octet-stream")):
         return [body]
-    raise NotAnImage(f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {HOW}")
+    raise NotAnImage(
+        f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {ONE if field == 'image' else MANY}"
+    )
 
 
 def _files(content_type: str, body: bytes) -> list[bytes]:
@@ -80,6 +87,8 @@ def _files(content_type: str, body: bytes) -> list[bytes]:
 
 def _from_json(body: bytes, field: str, most: int) -> list[bytes]:
     wanted = '{"image": "<base64>"}' if field == "image" else '{"images": ["<base64>", ...]}'
+    if body.count(b",") > MOST_VALUES:
+        raise TooLarge(f"more than {MOST_VALUES:,} values in JSON; send {wanted}")
     try:
         values: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -89,7 +98,7 @@ def _from_json(body: bytes, field: str, most: int) -> list[bytes]:
     texts = [values[field]] if field == "image" else values[field]
     if not isinstance(texts, list):
         raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
-    _check_count(len(texts), most)  # before millions of them are looked at
+    _check_count(len(texts), most)  # before each of them is looked at
     if not all(isinstance(text, str) for text in texts):
         raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
     return [_from_base64(text) for text in texts]

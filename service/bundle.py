@@ -22,6 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError, model_validator
 
+from service import graphfile
+
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
 EXAMPLE_LIMIT = 64 << 20  # bytes unpacked
@@ -122,10 +124,18 @@ class Measured(_Part):
     reconstruction_error: FiniteFloat  # mean squared, a pixel
 
 
+class OtherSeed(_Part):
+    """A network of the same config but the seed: its weights are not kept, its errors in float32 are."""
+
+    seed: int
+    test: ErrorRate
+
+
 class Metrics(_Part):
     parity: FiniteFloat = Field(ge=0)  # largest difference torch against ONNX Runtime, over all outputs, same weights
     validation: dict[Variant, Measured] = {}
-    test: dict[Variant, Measured] = {}  # filled by `captrain evaluate --record` alone
+    test: dict[Variant, Measured] = {}  # this and the next are filled by `captrain evaluate --record` alone
+    other_seeds: tuple[OtherSeed, ...] = ()
 
 
 class Thresholds(_Part):
@@ -158,6 +168,13 @@ class References(_Part):
     labels: tuple[FiniteFloat, ...]  # share of each class among the predictions
 
 
+class Dimension(_Part):
+    """What turning one pose dimension does to a drawing, as measured; a name only where it is the same for nearly all."""
+
+    name: str  # "stroke thickness"; empty where no measure tells
+    strength: FiniteFloat  # change from -0.25 to 0.25, in standard deviations of that measure
+
+
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
@@ -177,6 +194,7 @@ class Manifest(_Part):
     metrics: Metrics
     thresholds: Thresholds
     prototypes: tuple[tuple[FiniteFloat, ...], ...]  # (classes, pose): the mean pose of each class
+    dimensions: tuple[Dimension, ...] = ()  # one for each value of a pose; none where nobody has looked
     references: References
     files: dict[str, Sha256]
 
@@ -189,6 +207,8 @@ class Manifest(_Part):
         expect("prototypes", len(self.classes), len(self.prototypes), ValueError)
         for prototype in self.prototypes:
             expect("values in a prototype", self.pose_size, len(prototype), ValueError)
+        if self.dimensions:
+            expect("dimensions", self.pose_size, len(self.dimensions), ValueError)
         expect("reference labels", len(self.classes), len(self.references.labels), ValueError)
         expect("classes with thresholds", sorted(self.classes), sorted(self.thresholds.reconstruction_errors), ValueError)
         return self
@@ -275,6 +295,8 @@ def read(folder: Path) -> Bundle:
         raise BundleError(f"{path}: {where}: {first['msg']} ({error.error_count()} faults in all)") from error
     for name, expected in manifest.files.items():
         expect(f"sha256 of {folder / name}", expected, checksum(folder / name))
+        if name.endswith(".onnx"):
+            _check_whole(folder / name)
     return Bundle(folder, manifest)
 
 
@@ -356,6 +378,16 @@ def checksum(path: Path) -> str:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:
         raise BundleError(f"{path}: expected a readable file, found {error.strerror}") from error
+
+
+def _check_whole(path: Path) -> None:
+    """A graph may name other files for its weights, anywhere on the disk; no checksum would cover those."""
+    try:
+        whole = graphfile.holds_its_weights(path.read_bytes())
+    except ValueError as error:
+        raise BundleError(f"{path}: expected an ONNX graph, found {error}") from error
+    if not whole:
+        raise BundleError(f"{path}: expected all weights in this file, found some in another; export it without external data")
 
 
 def check_name(name: str) -> None:

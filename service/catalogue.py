@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
 from service import bundle, cpus, engine, sessions
 from service.batcher import Answer, Batcher
-from service.bundle import Array, BundleError
+from service.bundle import Array, Bundle, BundleError
 from service.engine import CapsNet, Labels, Perception
 from service.errors import Busy, StartError, UnknownModel
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.sessions import Device
 from service.settings import Settings
+
+Change = Literal["added", "replaced", "removed", "unchanged"]
 
 logger = logging.getLogger(__name__)
 
@@ -25,12 +29,14 @@ HOPELESS = 5  # failures in a row after which the process asks to be restarted
 PROBE_EVERY = 1.0  # seconds
 
 
-def load(settings: Settings) -> dict[str, CapsNet]:
-    """Every bundle of the models folder, by name, checked and replayed."""
+def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict[str, CapsNet]:
+    """Every bundle of the models folder, by name, checked and replayed; of those `known`, the ones that changed."""
     open_bundle = opener(settings)
     nets: dict[str, CapsNet] = {}
     for folder in folders(settings):
-        add(nets, open_bundle(folder), folder)
+        made = bundle.read(folder)
+        before = (known or {}).get(made.manifest.name)
+        add(nets, before if before is not None and before.manifest == made.manifest else open_bundle(made), folder)
     return nets
 
 
@@ -56,14 +62,13 @@ def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
     return name
 
 
-def opener(settings: Settings) -> Callable[[Path], CapsNet]:
+def opener(settings: Settings) -> Callable[[Bundle], CapsNet]:
     """Loads one bundle after the other on the same device, which the first of them tries out."""
     threads = settings.threads or max(1, cpus.available() // settings.workers)
     device: Device | None = None
 
-    def open_bundle(folder: Path) -> CapsNet:
+    def open_bundle(made: Bundle) -> CapsNet:
         nonlocal device
-        made = bundle.read(folder)
         if device is None:
             probe = made.encoder("fp32")
             device = sessions.device(settings.device, threads, settings.cuda_memory, settings.cuda_graphs, probe)
@@ -79,11 +84,19 @@ class Served(GraphObserver):
         name = net.manifest.name
         super().__init__(metrics, name, "encoder")
         self.net, self.manifest = net, net.manifest
+        # Of graphs and prototypes both: the version names the graphs alone.
+        self.digest = hashlib.blake2s(net.manifest.model_dump_json().encode(), digest_size=12).hexdigest()
         self.seen = PredictionObserver(metrics, name, net.manifest.classes)
         self.failures_in_a_row = 0
         self._deadline = settings.deadline
         self._metrics = metrics
-        self._batcher = Batcher(net.perceive, max_batch=settings.max_batch, max_queue=settings.max_queue, observer=self)
+        self._batcher = Batcher(
+            net.perceive,
+            max_batch=settings.max_batch,
+            max_queue=settings.max_queue,
+            observer=self,
+            runners=net.encoder.runners,
+        )
         # Drawings are small beside encodings, and a sweep wants a hundred at once.
         most = sessions.BUCKETS[-1]
         self._drawer = Batcher(
@@ -120,9 +133,9 @@ class Served(GraphObserver):
         return self.failures_in_a_row == 0
 
     def measure(self) -> None:
-        name = self.manifest.name
-        self._metrics.queue_images.labels(name, "encoder").set(self._batcher.queued)
-        self._metrics.queue_images.labels(name, "decoder").set(self._drawer.queued)
+        for graph, batcher in (("encoder", self._batcher), ("decoder", self._drawer)):
+            self._metrics.queue_images.labels(self.manifest.name, graph).set(batcher.queued)
+            self._metrics.queue_limit.labels(self.manifest.name, graph).set(batcher.max_queue)
 
     # What the batchers tell
 
@@ -159,8 +172,11 @@ class Catalogue:
     def __init__(self, nets: Mapping[str, CapsNet], settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._served = {name: Served(net, settings, metrics) for name, net in nets.items()}
+        self._outgoing: dict[Served, asyncio.Task[None]] = {}  # replaced, and still asked by those who found them
+        self._reloading = asyncio.Lock()
         self.default = default(settings, nets)
-        self.warm = self.draining = False
+        self.warm = False
+        self._ends: float | None = None  # time.monotonic() by which to have drained
         for net in nets.values():
             metrics.describe(net)
 
@@ -178,6 +194,15 @@ class Catalogue:
             raise Busy("the models are still warming up; ask again in a second", "warming")
 
     @property
+    def draining(self) -> bool:
+        return self._ends is not None
+
+    def retire(self) -> None:
+        """From now on not ready, and in time gone."""
+        if self._ends is None:
+            self._ends = time.monotonic() + self._settings.linger + self._settings.drain
+
+    @property
     def ready(self) -> bool:
         return self.warm and not self.draining and all(served.sound for served in self)
 
@@ -186,16 +211,58 @@ class Catalogue:
         """A restart would help when a model fails again and again."""
         return all(served.failures_in_a_row < HOPELESS for served in self)
 
-    async def run(self) -> None:
-        """Warms every model up, then looks after those that failed; until it is cancelled."""
+    async def reload(self) -> dict[str, Change]:
+        """Serves what the models folder holds now, without losing a request.
+
+        What changed is verified, replayed and warmed beside the old and then takes its place; on any fault all stays as it was.
+        """
+        async with self._reloading:
+            before = self._served
+            known = {name: served.net for name, served in before.items()}
+            nets = await asyncio.to_thread(load, self._settings, known)
+            first = default(self._settings, nets)
+            fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
+            await self._prepare_all(fresh)
+            self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
+            changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
+            for name, served in before.items():
+                if changes[name] != "unchanged":
+                    self._dismiss(served)
+            for served in fresh.values():
+                self._metrics.describe(served.net)
+                served.measure()
+        logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
+        return changes
+
+    async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:
+        for name, served in fresh.items():
+            await self._prepare(served)
+            if not served.sound:
+                for each in fresh.values():
+                    await each.drain(0)
+                raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime, which is in the log")
+
+    def _dismiss(self, served: Served) -> None:
+        """Out of the catalogue at once, and at an end when whoever found it there has been answered."""
+
+        async def leave() -> None:
+            await asyncio.sleep(self._settings.deadline)
+            await served.drain(self._settings.drain)
+            del self._outgoing[served]
+
+        self._metrics.forget(served.net)
+        self._outgoing[served] = asyncio.create_task(leave())
+
+    async def warm_up(self) -> None:
         for served in self:
-            served.start()
-            try:
-                await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
-            except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
-                served.failed(error)
+            await self._prepare(served)
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
+
+    async def run(self) -> None:
+        """Warms every model up, if that is not done, then looks after those that failed; until it is cancelled."""
+        if not self.warm:
+            await self.warm_up()
         while True:
             self.measure()
             await asyncio.sleep(PROBE_EVERY)
@@ -203,12 +270,29 @@ class Catalogue:
                 if not served.sound:
                     await served.probe()
 
+    async def _prepare(self, served: Served) -> None:
+        served.start()
+        try:
+            await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
+        except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
+            served.failed(error)
+
     def measure(self) -> None:
         self._metrics.ready.set(self.ready)
         for served in self:
             served.measure()
 
     async def drain(self) -> None:
-        """Answers what was accepted, within the time there is."""
-        self.draining = True
-        await asyncio.gather(*(served.drain(self._settings.drain) for served in self))
+        """Answers what was accepted, within what is left of the time there is."""
+        self.retire()
+        assert self._ends is not None
+        left = max(0.0, self._ends - time.monotonic())
+        await asyncio.gather(*(served.drain(left) for served in (*self, *self._outgoing)))
+
+
+def _change(name: str, before: Mapping[str, Served], after: Mapping[str, Served]) -> Change:
+    if name not in before:
+        return "added"
+    if name not in after:
+        return "removed"
+    return "unchanged" if before[name] is after[name] else "replaced"

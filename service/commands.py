@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import os
+import signal
 import sys
+from collections.abc import Callable
+from ctypes import c_bool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service import listening, logs, workers
+from service import listening, logs, siblings, workers
 from service.bundle import BundleError
 from service.errors import ServiceError, StartError
 from service.settings import Settings
@@ -22,25 +26,26 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
-    logs.configure(settings.log_format, settings.log_level)
     if settings.workers > 1:
+        _begin(settings, leave=sys.exit)  # it has files to remove, and nothing large to import
         return workers.run(settings, work)
+    _begin(settings)
     from service import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for http://%s:%d", settings.models, *listener.getsockname()[:2])
-        server.serve(settings, listener)
+        server.serve(settings, listener, c_bool())
     return 0
 
 
-def work(settings: Settings, address: tuple[str, int]) -> None:
+def work(settings: Settings, address: tuple[str, int], listened: c_bool) -> None:
     """One of several processes."""
-    logs.configure(settings.log_format, settings.log_level)
+    _begin(settings)
     try:
         from service import server
 
         with listening.join(address) as listener:
-            server.serve(settings, listener)
+            server.serve(settings, listener, listened)
     except (BundleError, StartError) as error:
         logger.error("%s", error)
         sys.exit(workers.CANNOT_START)
@@ -48,13 +53,14 @@ def work(settings: Settings, address: tuple[str, int]) -> None:
 
 def check(settings: Settings) -> int:
     """Loads and replays every bundle, and tells of each what runs it or what is wrong."""
-    from service import catalogue
+    from service import bundle, catalogue
 
+    _end_with_the_reader()
     open_bundle, status = catalogue.opener(settings), 0
     nets: dict[str, CapsNet] = {}
     for folder in catalogue.folders(settings):
         try:
-            net = catalogue.add(nets, open_bundle(folder), folder)
+            net = catalogue.add(nets, open_bundle(bundle.read(folder)), folder)
         except BundleError as error:
             print(f"{folder.name}: broken: {error}")
             status = 2
@@ -70,12 +76,13 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
     """A line of JSON for each file, the same as POST /predict would answer."""
     from service import answer, catalogue, images
 
+    _end_with_the_reader()
     nets, status = catalogue.load(settings), 0
     net = nets[catalogue.default(settings, nets)]
     for path in files:
         try:
             picture = images.read(path.read_bytes(), settings.max_pixels)
-            image = images.prepare(picture, net.manifest.image_shape, normalise)
+            image = images.prepare(picture, net.manifest.image_shape, normalise, net.manifest.max_objects)
         except (OSError, ServiceError) as error:
             print(f"capserve: {path}: {error}", file=sys.stderr)
             status = 1
@@ -83,3 +90,18 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
             seen = net.perceive(image[None], np.array([True]))
             print(json.dumps({"file": str(path), **answer.prediction(net.manifest, seen, 0, reconstruct)}))
     return status
+
+
+def _end_with_the_reader() -> None:
+    """When `| head` has seen enough, as other programs do: by the signal, not with a traceback."""
+    if hasattr(signal, "SIGPIPE"):  # Windows has none
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def _begin(settings: Settings, leave: Callable[[int], object] = os._exit) -> None:
+    """Told to stop before there was anything to finish, a process stops at once, with no exception, of which a library that is
+    being imported would make a fault; told to reload, it does so when it serves. The server has its own handlers."""
+    siblings.hold_hangups()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: leave(0))
+    logs.configure(settings.log_format, settings.log_level)

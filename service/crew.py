@@ -1,32 +1,95 @@
-"""A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded."""
+"""A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
+
+Nobody waits longer than a request's deadline. A job that nobody waits for is not begun; one at work cannot be stopped, but
+its thread keeps no process from ending.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import threading
+import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from queue import SimpleQueue
+from typing import Any, TypeVar
 
-from service.errors import Busy
+from service.errors import Busy, TooLate
 
 T = TypeVar("T")
 
+LATE = "the deadline passed before a picture was decoded or drawn; send a smaller one, or ask again later"
+
 
 class Crew:
-    def __init__(self, threads: int, most: int) -> None:
-        """`most` jobs at once, at work or waiting."""
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="crew")
-        self._most = most
+    def __init__(self, threads: int, most: int, deadline: float) -> None:
+        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here."""
+        self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
+        self._errands: SimpleQueue[_Errand | None] = SimpleQueue()  # None: stop
+        self._most, self._deadline = most, deadline
         self._jobs = 0
 
-    async def do(self, job: Callable[[], T]) -> T:
+    async def do(self, job: Callable[[], T], arrived: float) -> T:
+        """The job's result; `arrived` is the time.monotonic() at which the whole request was here."""
         if self._jobs >= self._most:
             raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After", "crew")
+        if not self._threads[0].ident:
+            self._start()
+        errand = _Errand(job, asyncio.get_running_loop())
         self._jobs += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._pool, job)
+            async with asyncio.timeout(arrived + self._deadline - time.monotonic()):
+                await asyncio.sleep(0)  # a deadline that is over already comes to pass here
+                self._errands.put(errand)
+                result: T = await errand.answer
+                return result
+        except TimeoutError:
+            raise TooLate(LATE, "late") from None
         finally:
+            errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
 
     def close(self) -> None:
-        self._pool.shutdown(cancel_futures=True)
+        """Lets the threads go when they are done, and waits for none."""
+        for _ in self._threads:
+            self._errands.put(None)
+
+    def _start(self) -> None:
+        for thread in self._threads:
+            thread.start()
+
+    def _work(self) -> None:
+        while (errand := self._errands.get()) is not None:
+            errand.run()
+
+
+class _Errand:
+    """A job on its way from the event loop to a thread and back."""
+
+    def __init__(self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+        self.job: Callable[[], Any] | None = job
+        self.answer: asyncio.Future[Any] = loop.create_future()
+        self._loop = loop
+
+    def run(self) -> None:
+        """On a thread of the crew."""
+        job = self.job
+        if job is None:
+            return
+        result, error = None, None
+        try:
+            result = job()
+        except Exception as failure:  # for whoever waits
+            error = failure
+        try:
+            self._loop.call_soon_threadsafe(self._deliver, result, error)
+        except RuntimeError:  # the loop has closed: nobody is left to tell
+            pass
+        del result, error  # an error holds this frame, and with it the job
+
+    def _deliver(self, result: Any, error: Exception | None) -> None:
+        if self.answer.done():
+            return
+        if error is not None:
+            self.answer.set_exception(error)
+        else:
+            self.answer.set_result(result)

@@ -85,7 +85,9 @@ class CapsNet:
     def warm_up(self, max_batch: int) -> None:
         """Runs every batch size in use: the first run of each is slow, and in the second a CUDA graph is recorded."""
         for size in 2 * sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch}):
-            self.perceive(np.zeros((size, *self.manifest.image_shape), np.float32), np.ones(size, bool))
+            blank = np.zeros((size, *self.manifest.image_shape), np.float32)
+            self.encoder.warm(blank)
+            self.perceive(blank, np.ones(size, bool))
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:

@@ -21,12 +21,13 @@ from service.catalogue import Catalogue
 from service.errors import Busy, KeyWanted
 from service.metrics import Metrics
 from service.problems import CLIENT_LEFT
+from service.routes import playground
 from service.settings import Settings
 
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
 
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"})
+OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"}) | playground.PATHS
 
 logger = logging.getLogger("service.requests")
 
@@ -51,6 +52,9 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        method: str = scope["method"]
+        if method == "HEAD":  # answered as GET is; the server below leaves the body out
+            scope = {**scope, "method": "GET"}
         seen = visit.begin(scope)
         status = 0
 
@@ -72,8 +76,8 @@ class Envelope:
                 error = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
                 self._metrics.refused(error)
                 await problems.of(error)(scope, receive, stamped)
-        except asyncio.CancelledError:  # by uvicorn, when the time to drain is over
-            if not status:
+        except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
+            if not status and self._catalogue.draining:
                 await problems.of(Busy("the server had to stop before this was finished; ask again"))(scope, receive, stamped)
         except Exception:
             logger.exception("a fault of the server's own")
@@ -84,21 +88,21 @@ class Envelope:
             )
         finally:
             self._bodies.release(seen.holds)
-            self._close(scope, seen, status or CLIENT_LEFT)
+            self._close(method, scope, seen, status or CLIENT_LEFT)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
         assert self._key is not None
         return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
 
-    def _close(self, scope: Scope, seen: visit.Visit, status: int) -> None:
+    def _close(self, method: str, scope: Scope, seen: visit.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
         seconds = time.monotonic() - seen.arrived
         self._metrics.answered(route, status, seconds, seen.stages)
         if self._tracing is not None:
-            self._tracing.visited(f"{scope['method']} {route}", scope["headers"], seen, status, seconds)
+            self._tracing.visited(f"{method} {route}", scope["headers"], seen, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
-            said = {"method": scope["method"], "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
+            said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
             logger.log(level, "%(method)s %(route)s %(status)s %(milliseconds)s ms", said, extra={"request": said})
 
 

@@ -3,14 +3,19 @@
     ServiceError
       MalformedRequest   400   not the syntax we speak
       KeyWanted          401
+      Forbidden          403   nobody may, as the server is set up
       UnknownModel       404
-      TooSlow            408   the body did not come in time
+      NotAcceptable      406   the client accepts nothing that we give there
+      TooSlow            408   head or body did not come in time
+      NotReloaded        409   the models folder holds something that cannot be served; what was served still is
       TooLarge           413   body or pixels over the limit
       NotAnImage         415   not an image type we read
       Unprocessable      422   damaged image, parameter out of range, someone else's pose token
-      Busy               503   queue full, warming, draining; carries Retry-After
-        Broken           503   the model itself failed
-      TooLate            504   past the deadline
+      HeadTooLarge       431   more headers, or a longer path, than anybody needs
+      TurnedAway               through no fault of the request
+        Busy             503   queue full, warming, draining; carries Retry-After
+          Broken         503   the model itself failed
+        TooLate          504   past the deadline
 
     StartError                 the process cannot start as it was asked to: exit status 2
 
@@ -37,12 +42,24 @@ class KeyWanted(ServiceError):
     status, title = 401, "API key wanted"
 
 
+class Forbidden(ServiceError):
+    status, title = 403, "forbidden"
+
+
 class UnknownModel(ServiceError):
     status, title = 404, "no such model"
 
 
+class NotAcceptable(ServiceError):
+    status, title = 406, "not acceptable"
+
+
 class TooSlow(ServiceError):
     status, title = 408, "request timeout"
+
+
+class NotReloaded(ServiceError):
+    status, title = 409, "not reloaded"
 
 
 class TooLarge(ServiceError):
@@ -57,22 +74,28 @@ class Unprocessable(ServiceError):
     status, title = 422, "cannot be processed"
 
 
-class Busy(ServiceError):
-    status, title = 503, "busy"
+class HeadTooLarge(ServiceError):
+    status, title = 431, "head too large"
 
-    retry_after: ClassVar[int] = 1  # seconds; a queue is empty again in less
 
+class TurnedAway(ServiceError):
     def __init__(self, detail: str, reason: str | None = None) -> None:
         """`reason` is the metrics' word for it; None where it has been counted already."""
         super().__init__(detail)
         self.reason = reason
 
 
+class Busy(TurnedAway):
+    status, title = 503, "busy"
+
+    retry_after: ClassVar[int] = 1  # seconds; a queue is empty again in less
+
+
 class Broken(Busy):
     title = "the model failed"
 
 
-class TooLate(ServiceError):
+class TooLate(TurnedAway):
     status, title = 504, "past the deadline"
 
 

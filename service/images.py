@@ -9,7 +9,7 @@ from __future__ import annotations
 import struct
 import warnings
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
+from service import captions
 from service import normalise as normalising
 from service.errors import NotAnImage, ServiceError, TooLarge, Unprocessable
 
@@ -44,6 +45,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 START_OF_SCAN = b"\xff\xda"  # in a JPEG's compressed data itself 0xff is always followed by 0x00
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 
+LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -77,11 +79,11 @@ def read(data: bytes, max_pixels: int) -> Image.Image:
         return picture if turn is None else picture.transpose(turn)
 
 
-def prepare(picture: Image.Image, image_shape: tuple[int, int, int], normalise: bool) -> Array:
+def prepare(picture: Image.Image, image_shape: tuple[int, int, int], normalise: bool, objects: int = 1) -> Array:
     """A picture as the network takes it: (C, H, W) in [0, 1], made to look like the training set if asked to."""
     channels, height, width = image_shape
     if normalise:
-        grey = normalising.normalise(picture, height, width)
+        grey = normalising.normalise(picture, height, width, objects)
         return np.repeat(grey[None], channels, axis=0)
     if picture.size != (width, height):
         raise Unprocessable(
@@ -96,8 +98,8 @@ def png(image: Array, size: int | None = None) -> bytes:
     return sheet(image[None, None], size)
 
 
-def sheet(rows: Array, size: int | None = None) -> bytes:
-    """Images (rows, columns, C, H, W) side by side in one PNG; `size` is the longer side of each."""
+def sheet(rows: Array, size: int | None = None, names: Sequence[str] = ()) -> bytes:
+    """Images (rows, columns, C, H, W) side by side in one PNG, names at the left; `size` is the longer side of each."""
     down, across, channels, height, width = rows.shape
     levels = np.rint(np.clip(rows, 0.0, 1.0) * 255).astype(np.uint8)
     if size is not None and size != max(height, width):
@@ -107,7 +109,9 @@ def sheet(rows: Array, size: int | None = None) -> bytes:
         levels = np.stack(scaled).reshape(down, across, channels, height, width)
     # (rows, columns, C, H, W) -> lines of pixels (rows H, columns W C)
     lines = levels.transpose(0, 3, 1, 4, 2).reshape(down * height, across * width * channels)
-    return _png(lines, across * width, down * height, channels)
+    if names:
+        lines = np.concatenate([captions.column(names, height).repeat(channels, axis=1), lines], axis=1)
+    return _png(lines, lines.shape[1] // channels, down * height, channels)
 
 
 def _png(lines: NDArray[np.uint8], width: int, height: int, channels: int) -> bytes:
@@ -161,6 +165,10 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
+    if max(size) > LONGEST:
+        raise TooLarge(
+            f"the picture has {width}x{height} pixels and at most {LONGEST:,} a side are read; scale it down or cut it"
+        )
     if width * height > max_pixels:
         raise TooLarge(f"the picture has {width}x{height} pixels and at most {max_pixels:,} in all are read; scale it down")
 

@@ -1,7 +1,8 @@
 """Finds the ink in a picture: which pixels are written on, on any paper, in any colour and light. Knows no digits.
 
 The paper is a smooth surface fitted to the picture from its border inwards; ink is what departs from it along one line
-through colour space. Specks are dropped, and what is left is 1 in the middle of a stroke and 0 on paper.
+through colour space. Specks are dropped, and what is left is 1 in the middle of a stroke and 0 on paper. Where the picture
+shows more than the sheet, it is the sheet alone that is looked at.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from PIL import Image
 
 from service.blots import FAINTEST, Array, components, grain, otsu, strength
 from service.paper import departure
+from service.sheet import sheet_of
 
 LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
@@ -21,13 +23,18 @@ SPECK = 0.04  # of the largest blot: what is smaller is dirt
 def ink_of(picture: Image.Image) -> Array:
     """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
     colours = _colours(picture)
+    sheet = sheet_of(colours)
+    if sheet is not None:
+        ink = _cleaned(departure(sheet))
+        if ink.any():
+            return ink
     return _cleaned(departure(colours))
 
 
 def _colours(picture: Image.Image) -> Array:
     """(h, w, 3) in [0, 1], of a size to work with; (h, w, 1) of grey ones, as long as the diagonal of the colour cube."""
     if picture.mode.startswith("I"):
-        picture = Image.fromarray((np.clip(np.asarray(picture), 0, 65535) >> 8).astype(np.uint8))
+        picture = _eight_bits(picture)
     clear = picture.mode in ("LA", "La", "PA", "RGBA", "RGBa") or "transparency" in picture.info
     grey = picture.mode in ("1", "L") and not clear
     mode = "RGBA" if clear else "L" if grey else "RGB"
@@ -44,6 +51,12 @@ def _colours(picture: Image.Image) -> Array:
     if grey:
         return levels[..., None] * np.float32(math.sqrt(3))
     return _on_paper(levels[..., :3], levels[..., 3:]) if clear else levels
+
+
+def _eight_bits(picture: Image.Image) -> Image.Image:
+    """A picture of up to 16 bits, as bright as it goes: many instruments fill 10 or 12 bits of them."""
+    levels = np.clip(np.asarray(picture), 0, 65535)
+    return Image.fromarray((levels * np.float32(255 / max(1, int(levels.max())))).astype(np.uint8))
 
 
 def _on_paper(colours: Array, alpha: Array) -> Array:

@@ -7,10 +7,11 @@ whichever is scraped adds them all up.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from typing import get_args
 
+import numpy as np
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -20,11 +21,15 @@ from prometheus_client import (
     disable_created_metrics,
     generate_latest,
 )
+from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
+from service import bundle
 from service.batcher import Drop
 from service.engine import CapsNet
-from service.errors import Busy, TooLate
+from service.errors import TurnedAway
 from service.visit import Stage
 
 MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
@@ -69,6 +74,13 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livesum",
         )
+        self.queue_limit = Gauge(
+            "capserve_queue_limit_images",
+            "Images that may wait for a model; more are turned away.",
+            ["model", "graph"],
+            registry=registry,
+            multiprocess_mode="livesum",
+        )
         self.body_bytes = Gauge(
             "capserve_body_bytes",
             "Bytes of requests' bodies in memory.",
@@ -106,7 +118,7 @@ class Metrics:
         )
         self.model_info = Gauge(
             "capserve_model_info",
-            "1 for each model served.",
+            "1 for each model served, 0 for one that another has replaced.",
             ["model", "version", "variant", "preset"],
             registry=registry,
             multiprocess_mode="livemax",
@@ -125,6 +137,15 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemax",
         )
+        self.fell_back = Gauge(
+            "capserve_cpu_fallback",
+            "1 for a model that runs on the CPU because CUDA, which is installed and was not ruled out, does not work.",
+            ["model"],
+            registry=registry,
+            multiprocess_mode="livemax",
+        )
+        self.references = References()
+        registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
         self._files = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
@@ -140,7 +161,7 @@ class Metrics:
 
     def refused(self, error: Exception) -> None:
         """A request that was not computed. Those that a batcher turned away or dropped it has counted itself."""
-        reason = error.reason if isinstance(error, Busy) else None if isinstance(error, TooLate) else type(error).__name__
+        reason = error.reason if isinstance(error, TurnedAway) else type(error).__name__
         if reason:
             self.rejections.labels(reason).inc()
 
@@ -148,6 +169,7 @@ class Metrics:
         if not self._files:
             return generate_latest(self.registry)
         everyone = CollectorRegistry()
+        everyone.register(self.references)
         MultiProcessCollector(everyone, self._files)  # type: ignore[no-untyped-call]
         return generate_latest(everyone)
 
@@ -157,6 +179,60 @@ class Metrics:
         self.provider_info.labels(manifest.name, net.device.provider).set(1)
         for provider, nodes in net.nodes.items():
             self.provider_nodes.labels(manifest.name, provider).set(nodes)
+        self.fell_back.labels(manifest.name).set(net.device.fell_back)
+        self.references.of(manifest)
+
+    def forget(self, net: CapsNet) -> None:
+        """It is not served any more. Set to 0: a label cannot be taken back from the files of several processes."""
+        manifest = net.manifest
+        self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(0)
+        self.provider_info.labels(manifest.name, net.device.provider).set(0)
+        for provider in net.nodes:
+            self.provider_nodes.labels(manifest.name, provider).set(0)
+        self.fell_back.labels(manifest.name).set(0)
+        for graph in ("encoder", "decoder"):
+            self.queue_images.labels(manifest.name, graph).set(0)
+            self.queue_limit.labels(manifest.name, graph).set(0)
+        self.references.forget(manifest)
+
+
+class References(Collector):
+    """What validation pictures looked like to each model, as histograms beside those of live traffic: drift is their distance.
+
+    The manifests' shares, at the live histograms' bounds; inside a bin of the manifest pictures count as evenly spread.
+    """
+
+    def __init__(self) -> None:
+        self._manifests: dict[str, bundle.Manifest] = {}
+
+    def of(self, manifest: bundle.Manifest) -> None:
+        self._manifests[manifest.name] = manifest
+
+    def forget(self, manifest: bundle.Manifest) -> None:
+        self._manifests.pop(manifest.name, None)
+
+    def collect(self) -> Iterator[HistogramMetricFamily]:
+        lengths = HistogramMetricFamily(
+            "capserve_reference_winner_length", "capserve_winner_length of validation pictures, as shares.", labels=["model"]
+        )
+        errors = HistogramMetricFamily(
+            "capserve_reference_reconstruction_error",
+            "capserve_reconstruction_error of validation pictures, as shares.",
+            labels=["model"],
+        )
+        for name, manifest in self._manifests.items():
+            _add(lengths, name, manifest.references.winner_length, TWENTIETHS)
+            _add(errors, name, manifest.references.reconstruction_error, ERRORS)
+        yield from (lengths, errors)
+
+
+def _add(family: HistogramMetricFamily, model: str, reference: bundle.Histogram, bounds: Sequence[float]) -> None:
+    edges, shares = np.array(reference.edges), np.array(reference.shares)
+    below = np.interp(bounds, edges, np.concatenate([[0.0], shares.cumsum()]))
+    mean = float(shares @ (edges[:-1] + edges[1:]) / 2)
+    names = [floatToGoString(bound) for bound in bounds]  # type: ignore[no-untyped-call]
+    buckets = list(zip(names, below.tolist(), strict=True))
+    family.add_metric([model], [*buckets, ("+Inf", float(shares.sum()))], sum_value=mean)
 
 
 class GraphObserver:
@@ -188,9 +264,12 @@ class PredictionObserver:
         self._length = metrics.winner_length.labels(model)
         self._error = metrics.reconstruction_error.labels(model)
 
-    def predicted(self, objects: Sequence[int], length: float, error: float, verdict: str) -> None:
+    def predicted(self, objects: Sequence[int], length: float) -> None:
         for label in objects:
             self._labels[label].inc()
-        self._verdicts[verdict].inc()
         self._length.observe(length)
+
+    def drawn(self, error: float, verdict: str) -> None:
+        """Only a drawing shows how far it is from the picture, and the verdict needs that."""
         self._error.observe(error)
+        self._verdicts[verdict].inc()

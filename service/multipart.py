@@ -9,7 +9,7 @@ from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
 LARGEST_HEAD = 16_384  # bytes of one part's headers
-NAME = re.compile(rb';\s*name="((?:[^"\\]|\\.)*)"|;\s*name=([^\s;"]+)', re.IGNORECASE)
+PARAMETER = re.compile(rb';\s*([^\s=;"]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 
 
@@ -47,7 +47,7 @@ def _part(section: bytes) -> Part:
     for header in head.split(b"\r\n"):
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
-            name = NAME.search(value)
-            if name is not None:
-                return Part((name[1] or name[2] or b"").decode("utf-8", "replace"), content)
+            for parameter in PARAMETER.finditer(value):  # one after the other: a quoted filename may look like a name
+                if parameter[1].lower() == b"name":
+                    return Part((parameter[2] or parameter[3] or b"").decode("utf-8", "replace"), content)
     raise MalformedRequest('a part of the multipart body has no name; write Content-Disposition: form-data; name="file"')

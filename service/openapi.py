@@ -8,19 +8,23 @@ from typing import Any
 from fastapi import FastAPI
 
 from service import examples
-from service.catalogue import Served
+from service.catalogue import Catalogue
 from service.schemas import Problem
 
 
-def documented(app: FastAPI, served: Served) -> Callable[[], dict[str, Any]]:
-    """In place of app.openapi; made once, when first asked for."""
-    plain = app.openapi
+def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any]]:
+    """In place of app.openapi; made when first asked for, and again when the model of its examples is another."""
+    plain, shown = app.openapi, ""
 
     def openapi() -> dict[str, Any]:
-        if app.openapi_schema is None:
+        nonlocal shown
+        served = catalogue.get(None)
+        if app.openapi_schema is None or shown != served.digest:
+            app.openapi_schema, shown = None, served.digest
             document = plain()
             document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
             examples.add(document, served)
-        return app.openapi_schema or plain()
+        assert app.openapi_schema is not None
+        return app.openapi_schema
 
     return openapi

@@ -32,27 +32,28 @@ def encode(pose: Pose, manifest: Manifest) -> str:
     return base64.urlsafe_b64encode(body + _check(body)).rstrip(b"=").decode()
 
 
-def decode(token: str, manifest: Manifest) -> Pose:
+def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
+    """`name` is the parameter's, for the errors."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:  # a ValueError for what is not ASCII
-        raise Unprocessable("pose is not a pose token: it is not base64url; use one that /predict gave, whole") from error
+        raise Unprocessable(f"{name} is not a pose token: it is not base64url; use one that /predict gave, whole") from error
     body, check = raw[:-CHECK], raw[-CHECK:]
     if len(body) < HEAD.size or check != _check(body):
-        raise Unprocessable("pose is not a whole pose token: its checksum is wrong; copy it again from /predict's answer")
+        raise Unprocessable(f"{name} is not a whole pose token: its checksum is wrong; copy it again from /predict's answer")
     version, fingerprint, label = HEAD.unpack_from(body)
     if version != VERSION:
-        raise Unprocessable(f"pose is a token of version {version}; this server reads version {VERSION}, so ask /predict again")
+        raise Unprocessable(f"{name} is a token of version {version}; this server reads version {VERSION}, so ask /predict again")
     if fingerprint != manifest.fingerprint:
         raise Unprocessable(
-            f"pose was made by another model than {manifest.name} {manifest.version}; "
+            f"{name} was made by another model than {manifest.name} {manifest.version}; "
             "name its own with ?model=, or ask /predict for a new one"
         )
     if len(body) == HEAD.size + 2 * manifest.pose_size and label < len(manifest.classes):
         values = np.frombuffer(body, "<f2", offset=HEAD.size).astype(np.float32)
         if np.isfinite(values).all():
             return Pose(label, values)
-    raise Unprocessable(f"pose does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
+    raise Unprocessable(f"{name} does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
 
 
 def _check(body: bytes) -> bytes:

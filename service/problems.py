@@ -51,8 +51,20 @@ async def on_http(request: Request, error: Exception) -> Response:
     """No such path, no such method."""
     assert isinstance(error, HTTPException)
     title = HTTPStatus(error.status_code).phrase.lower()
-    detail = {404: "there is nothing at this path; /docs lists what there is", 405: "this path has other methods, see Allow"}
-    return problem(error.status_code, title, detail.get(error.status_code, title), dict(error.headers or {}))
+    headers = dict(error.headers or {})
+    detail = title
+    if error.status_code == 404:
+        detail = "there is nothing at this path; /docs lists what there is"
+    if error.status_code == 405:
+        headers["Allow"] = _allowed(headers["Allow"])
+        detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; /docs says how"
+    return problem(error.status_code, title, detail, headers)
+
+
+def _allowed(methods: str) -> str:
+    """HEAD goes wherever GET does."""
+    found = {method.strip() for method in methods.split(",")}
+    return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
 
 
 async def on_departure(request: Request, error: Exception) -> Response:

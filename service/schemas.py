@@ -6,11 +6,12 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
+from service.catalogue import Change
 from service.verdict import Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
 Delta = Annotated[FiniteFloat, Field(ge=-1, le=1)]
-Dim = Annotated[int, Field(ge=0, le=4095)]
+Dim = int  # how many there are, the model says
 Token = Annotated[str, Field(max_length=12_000)]
 MOST_DIMS = 64
 MOST_STEPS = 41
@@ -25,6 +26,7 @@ class _Query(BaseModel):
 class PredictQuery(_Query):
     normalise: Literal["auto", "none"] = Field("auto", description="auto makes any picture of a digit look like the training set")
     reconstruct: bool = Field(True, description="whether each object's drawing is in the answer")
+    input: bool = Field(False, description="whether the picture as the network took it, after normalise, is in the answer")
 
 
 class Subject(_Query):
@@ -32,7 +34,7 @@ class Subject(_Query):
 
     pose: Token | None = Field(None, description="pose token, from an answer of /predict")
     label: str | None = Field(None, max_length=64, description="a class: its prototype, the mean pose of real pictures")
-    as_label: str | None = Field(None, max_length=64, description="with pose: draw it as if it were of this class")
+    as_label: str | None = Field(None, max_length=64, description="with pose: this class instead, in the same hand")
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:
@@ -59,6 +61,7 @@ class SweepQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
     low: Delta = Field(-0.25, description="delta of the first column")
     high: Delta = Field(0.25, description="delta of the last column")
+    names: bool = Field(True, description="whether a column at the left says what each dimension does")
     steps: int = Field(11, ge=2, le=MOST_STEPS, description="columns")
     size: int = Field(56, ge=8, le=256, description="longer side of each drawing in pixels")
 
@@ -70,8 +73,6 @@ class SweepQuery(Subject):
 
 
 class MorphQuery(_Query):
-    model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
-
     start: Token = Field(alias="from", description="pose token that it begins with")
     to: Token = Field(description="pose token that it ends with")
     steps: int = Field(9, ge=2, le=MOST_STEPS, description="drawings in the strip, both ends among them")
@@ -92,6 +93,7 @@ class Prediction(BaseModel):
     objects: list[Seen]
     reconstruction_error: float = Field(description="mean squared difference between picture and drawing, a pixel")
     verdict: Verdict
+    input: str | None = Field(None, description="data URI of a PNG, the picture as the network took it; only with input=true")
 
 
 class Predictions(BaseModel):
@@ -114,6 +116,11 @@ class ModelSummary(BaseModel):
     classes: list[str]
     image_shape: list[int]
     pose_size: int
+    graphs: dict[str, str] = Field(description="sha256 of the graphs that answer, by file; of two encoders only one does")
+
+
+class Reloaded(BaseModel):
+    models: dict[str, Change] = Field(description="each model that was or is served")
 
 
 class ModelDetail(ModelSummary):

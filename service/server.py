@@ -1,20 +1,26 @@
-"""uvicorn as we want it: bundles are checked before it listens, and SIGTERM loses no request and exits with 0."""
+"""uvicorn as we want it: bundles are checked before it listens, SIGTERM loses no request and exits with 0, SIGHUP reloads."""
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import math
 import multiprocessing
 import signal
 import socket
 import time
+from ctypes import c_bool
+from functools import partial
 from types import FrameType
 
 import uvicorn
 
-from service import allocator
+from service import allocator, siblings
 from service.app import create_app
+from service.bundle import BundleError
 from service.catalogue import Catalogue
+from service.errors import StartError
+from service.protocol import Protocol
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -23,14 +29,31 @@ logger = logging.getLogger(__name__)
 class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: not ready at once, then `linger` seconds to be taken out of rotation, then closed and drained."""
 
-    def __init__(self, config: uvicorn.Config, catalogue: Catalogue, linger: float) -> None:
+    def __init__(self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listened: c_bool) -> None:
         super().__init__(config)
-        self._catalogue, self._linger = catalogue, linger
+        self._catalogue, self._linger, self._listened = catalogue, linger, listened
         self._closing: float | None = None
+        self._reload: asyncio.Task[None] | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        self._listened.value = True
+        if siblings.reload_on_hangup():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
+            siblings.let_hangups_in()
+
+    def _hang_up(self) -> None:
+        self._reload = asyncio.create_task(self._reload_models())
+
+    async def _reload_models(self) -> None:
+        try:
+            await self._catalogue.reload()
+        except (BundleError, StartError) as error:
+            logger.error("not reloaded, what was served before still is: %s", error)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._closing is None:
-            self._catalogue.draining = True
+            self._catalogue.retire()
             self._closing = time.monotonic() + self._linger
         elif sig == signal.SIGINT:  # Ctrl-C again: now
             self.should_exit = self.force_exit = True
@@ -51,12 +74,13 @@ def _orphaned() -> bool:
     return supervisor is not None and not supervisor.is_alive()
 
 
-def serve(settings: Settings, listener: socket.socket) -> None:
-    """Serves on a bound socket until it is told to stop."""
+def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None:
+    """Serves on a bound socket until it is told to stop; sets `listened` once it answers there."""
     allocator.return_large_blocks()
     app = create_app(settings)
     config = uvicorn.Config(
         app,
+        http=partial(Protocol, patience=settings.patience),  # type: ignore[arg-type]  # called as the class would be
         log_config=None,  # logs.py has set it
         access_log=False,
         server_header=False,
@@ -66,4 +90,4 @@ def serve(settings: Settings, listener: socket.socket) -> None:
         timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close
         timeout_graceful_shutdown=math.ceil(settings.drain),
     )
-    Server(config, app.state.service.catalogue, settings.linger).run([listener])
+    Server(config, app.state.service.catalogue, settings.linger, listened).run([listener])

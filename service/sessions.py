@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import logging
+import os
 import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
@@ -21,6 +22,7 @@ from service import bundle
 from service.bundle import GraphSpec, Manifest, TensorSpec
 from service.errors import StartError
 
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
 try:
     import onnxruntime as ort
 except ModuleNotFoundError as error:
@@ -40,8 +42,10 @@ DTYPES = {"float": np.float32, "int64": np.int64}
 
 class Session(Protocol):
     nodes: Mapping[str, int]  # provider -> nodes of the graph it runs
+    runners: int  # how many threads had best call run() at once
 
     def run(self, *inputs: NDArray[Any]) -> Arrays: ...
+    def warm(self, *inputs: NDArray[Any]) -> None: ...  # runs all that a later run() of this size may need
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,7 @@ class Device:
 
     provider: str
     open: Callable[[Path, GraphSpec, Manifest], Session]
+    fell_back: bool = False  # to the CPU, with CUDA's package installed
 
 
 def device(wanted: Literal["auto", "cpu", "cuda"], threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
@@ -64,18 +69,51 @@ def device(wanted: Literal["auto", "cpu", "cuda"], threads: int, cuda_memory: in
     except StartError as reason:
         if wanted == "cuda":
             raise
-        logger.log(logging.WARNING if CUDA in ort.get_available_providers() else logging.INFO, "running on the CPU: %s", reason)
-        return cpu
+        fell_back = CUDA in ort.get_available_providers()
+        logger.log(logging.WARNING if fell_back else logging.INFO, "running on the CPU: %s", reason)
+        return replace(cpu, fell_back=fell_back)
     return Device(CUDA, lambda path, spec, manifest: CudaSession(path, spec, manifest, options))
 
 
-def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> CpuSession:
+def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Session:
     """A graph on one thread if it is quick there, on `most` if not."""
-    alone = CpuSession(path, spec, manifest, threads=1)
-    return alone if most == 1 or alone.seconds() < QUICK else CpuSession(path, spec, manifest, most)
+    single = CpuSession(path, spec, manifest, threads=1)
+    if most == 1 or single.seconds() < QUICK:
+        return single
+    return CoresSession(single, CpuSession(path, spec, manifest, most), most)
+
+
+class CoresSession:
+    """A slow graph on many cores: a run by itself has them all, of runs side by side each has one.
+
+    Threads that share one run wait for each other after every node, and far longer when something else needs a core; runs
+    side by side wait for nothing.
+    """
+
+    def __init__(self, single: CpuSession, joint: CpuSession, runners: int) -> None:
+        self._single, self._joint = single, joint
+        self._under_way = 0
+        self._lock = threading.Lock()
+        self.runners, self.nodes = runners, joint.nodes
+
+    def warm(self, *inputs: NDArray[Any]) -> None:
+        for session in (self._single, self._joint):
+            session.run(*inputs)
+
+    def run(self, *inputs: NDArray[Any]) -> Arrays:
+        with self._lock:
+            session = self._single if self._under_way else self._joint
+            self._under_way += 1
+        try:
+            return session.run(*inputs)
+        finally:
+            with self._lock:
+                self._under_way -= 1
 
 
 class CpuSession:
+    runners = 1
+
     def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, threads: int) -> None:
         self._session = _open(path, _options(threads, cuda=False), [CPU])
         _check(self._session, spec, manifest, path)
@@ -88,9 +126,8 @@ class CpuSession:
         outputs: Arrays = self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
         return outputs
 
-    @property
-    def threads(self) -> int:
-        return int(self._session.get_session_options().intra_op_num_threads)
+    def warm(self, *inputs: NDArray[Any]) -> None:
+        self.run(*inputs)
 
     def seconds(self) -> float:
         """What one row takes, at best of a few."""
@@ -117,6 +154,7 @@ class CudaSession:
     """Inputs and outputs stay at fixed places on the GPU, a set for each batch size, as CUDA graphs demand."""
 
     memory = "cuda"
+    runners = 1
 
     def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, options: Mapping[str, Any]) -> None:
         self._session = _open(path, _options(threads=1, cuda=True), [(CUDA, dict(options))])
@@ -126,6 +164,9 @@ class CudaSession:
         self._places: dict[int, _Place] = {}
         self._lock = threading.Lock()  # one binding, one user at a time
         self.nodes = _nodes(self._session)
+
+    def warm(self, *inputs: NDArray[Any]) -> None:
+        self.run(*inputs)
 
     def run(self, *inputs: NDArray[Any]) -> Arrays:
         most, count = BUCKETS[-1], len(inputs[0])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -31,11 +32,26 @@ class Settings(BaseSettings):
     max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")
-    deadline: float = Field(10.0, gt=0, le=3600, description="seconds after its arrival when a request is not computed; 504")
-    patience: float = Field(30.0, gt=0, le=3600, description="seconds a client may take to send its body; 408")
+    deadline: float = Field(10.0, gt=0, le=3600, description="seconds after its end came in when a request is not computed; 504")
+    patience: float = Field(30.0, gt=0, le=3600, description="seconds a request's head may take to come, and then its body; 408")
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(None, description="key to ask for on everything but health and metrics")
     traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")
+
+    @field_validator("traces")
+    @classmethod
+    def _is_a_place(cls, traces: str | None) -> str | None:
+        if traces is not None and not _is_url(traces):
+            raise ValueError(f"traces: expected a URL such as http://collector:4318/v1/traces, found {traces}")
+        return traces
+
+
+def _is_url(text: str) -> bool:
+    try:
+        found = urlsplit(text)
+        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+    except ValueError:  # a port that is no number, a bracket left open
+        return False

@@ -11,6 +11,7 @@ from service.catalogue import Catalogue
 from service.crew import Crew
 from service.metrics import Metrics
 from service.settings import Settings
+from service.siblings import Siblings
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,12 @@ class Service:
     metrics: Metrics
     crew: Crew
     bodies: Bodies
+    siblings: Siblings
+
+    def measure(self) -> None:
+        """Brings those metrics up to date that are states and not events."""
+        self.catalogue.measure()
+        self.metrics.body_bytes.set(self.bodies.held)
 
 
 def of(request: Request) -> Service:

@@ -10,12 +10,14 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from itertools import chain
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
+from service import faults
 from service.bundle import Manifest, TensorSpec
 from service.errors import MalformedRequest, TooLarge
 
@@ -26,6 +28,7 @@ FLOAT = "FP32"
 WIRE = np.dtype("<f4")
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
+LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class _Wire(BaseModel):
 
 class InputTensor(_Wire):
     name: str
-    shape: list[int]
+    shape: list[Annotated[int, Field(ge=1, le=LONGEST_AXIS)]]
     datatype: str
     parameters: Parameters = {}
     data: list[Any] | None = Field(default=None, description="numbers, nested like the shape or flat in row-major order")
@@ -85,11 +88,11 @@ def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Seque
     """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON, all where it is absent."""
     size = len(body) if header is None else _header_size(header, len(body))
     request = _parsed(body[:size])
-    raw = _raw_parts(request.inputs, body, size, header is not None)
     given = [tensor.name for tensor in request.inputs]
     expected = {port.name: port for port in inputs}
     if sorted(given) != sorted(expected):
         raise MalformedRequest(f"expected the inputs {_listed(expected)}, each once; found {_listed(given)}")
+    raw = _raw_parts(request.inputs, body, size, header is not None)
     arrays = {tensor.name: _array(tensor, expected[tensor.name], raw.get(tensor.name)) for tensor in request.inputs}
     return Inference(request.id, arrays, _wanted(request, [port.name for port in outputs]))
 
@@ -129,9 +132,7 @@ def _parsed(text: bytes) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate_json(text)
     except ValidationError as error:
-        first = error.errors(include_input=False, include_url=False)[0]
-        where = ".".join(map(str, first["loc"])) or "body"
-        raise MalformedRequest(f"{where}: {first['msg']}") from None
+        raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0]) from None
 
 
 def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announced: bool) -> dict[str, memoryview]:
@@ -145,7 +146,9 @@ def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announce
         if not announced:
             raise MalformedRequest(f"{tensor.name}: binary_data_size needs the header Inference-Header-Content-Length")
         if type(size) is not int or not 0 <= size <= len(rest):
-            raise MalformedRequest(f"{tensor.name}: binary_data_size is {size}; {len(rest)} bytes are left in the body")
+            raise MalformedRequest(
+                f"{tensor.name}: expected a binary_data_size of at most the {len(rest)} bytes that are left in the body"
+            )
         parts[tensor.name], rest = rest[:size], rest[size:]
     if len(rest):
         raise MalformedRequest(f"{len(rest)} bytes follow the last tensor; expected none")
@@ -165,21 +168,30 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
         if len(raw) != count * WIRE.itemsize:
             raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count * WIRE.itemsize} bytes, found {len(raw)}")
         return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may lie unaligned
-    values = _numbers(tensor)
-    if values.shape not in ((count,), tuple(tensor.shape)):
-        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found {list(values.shape)}")
-    with np.errstate(over="ignore"):  # too large becomes infinite, which is for the model's owner to judge
-        return values.reshape(tensor.shape).astype(np.float32)
+    shape, values = _numbers(tensor.name, tensor.data or [])
+    if shape not in ([count], tensor.shape):
+        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found {shape[:8]}")
+    return values.reshape(tensor.shape)
 
 
-def _numbers(tensor: InputTensor) -> NDArray[Any]:
+def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
+    """How the data is nested, and its values in a row. numpy gets numbers alone: with one long text it would make all as long."""
+    shape = [len(data)]
+    while (kinds := set(map(type, data))) == {list}:
+        lengths = set(map(len, data))
+        if len(lengths) > 1:
+            raise MalformedRequest(f"{name}: data is nested unevenly; expected rows of equal length")
+        shape.append(lengths.pop())
+        data = list(chain.from_iterable(data))
+    if list in kinds:
+        raise MalformedRequest(f"{name}: data is nested unevenly; expected rows of equal length")
+    if not kinds <= {int, float}:
+        raise MalformedRequest(f"{name}: data holds something that is no number")
     try:
-        values = np.asarray(tensor.data)
-    except ValueError:
-        raise MalformedRequest(f"{tensor.name}: data is nested unevenly; expected rows of equal length") from None
-    if values.dtype.kind not in "iuf":
-        raise MalformedRequest(f"{tensor.name}: data holds something that is no number")
-    return values
+        with np.errstate(over="ignore"):  # too large becomes infinite, which is for the model's owner to judge
+            return shape, np.array(data, np.float32)
+    except OverflowError:  # an integer that no float holds
+        raise MalformedRequest(f"{name}: data holds a number that is too large") from None
 
 
 def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:

@@ -6,6 +6,7 @@ that is not traced pays nothing; stages follow each other, and so they are laid 
 
 from __future__ import annotations
 
+import threading
 import time
 from importlib.metadata import version
 
@@ -23,13 +24,14 @@ except ModuleNotFoundError as error:
     raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install 'capserve[otel]'` brings it") from error
 
 NANOSECONDS = 1_000_000_000
+FAREWELL = 2.0  # seconds that the last spans have when the process stops; a collector may be away
 
 
 class Tracing:
     def __init__(self, endpoint: str) -> None:
         """`endpoint` takes OTLP over HTTP, as http://collector:4318/v1/traces does."""
         resource = Resource.create({"service.name": "capserve", "service.version": version("capserve")})
-        self._provider = TracerProvider(resource=resource)
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # close() does it, and waits for less long
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
@@ -58,5 +60,7 @@ class Tracing:
         span.end(end)
 
     def close(self) -> None:
-        """Sends what is left."""
-        self._provider.shutdown()
+        """Sends what is left, if the collector takes it in time."""
+        sending = threading.Thread(target=self._provider.shutdown, daemon=True)
+        sending.start()
+        sending.join(FAREWELL)

@@ -23,6 +23,7 @@ request_id: ContextVar[str] = ContextVar("request_id", default="-")  # for the l
 class Visit:
     id: str
     arrived: float = field(default_factory=time.monotonic)
+    complete: float = field(default_factory=time.monotonic)  # when its body was here too: from then on it is we who take time
     stages: dict[Stage, float] = field(default_factory=dict)  # seconds
     holds: int = 0  # bytes of its body
 

@@ -9,21 +9,26 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from ctypes import c_bool
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from service import listening
+from service import listening, siblings
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-CANNOT_START = 2  # exit status of a worker that would fail again
+CANNOT_START = 2  # exit status of a worker that would fail again, unless somebody mends what it found
+STOPPED = (0, -signal.SIGTERM)  # the signal itself ends a worker that was so young that it had no handler for it
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
+SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
+
+Work = Callable[[Settings, tuple[str, int], c_bool], None]  # sets the last once it listens
 
 
-def run(settings: Settings, work: Callable[[Settings, tuple[str, int]], None]) -> int:
+def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
     with (
         tempfile.TemporaryDirectory(prefix="capserve-metrics-") as files,
@@ -36,44 +41,66 @@ def run(settings: Settings, work: Callable[[Settings, tuple[str, int]], None]) -
 
 
 class _Crowd:
-    def __init__(self, settings: Settings, work: Callable[[Settings, tuple[str, int]], None], address: tuple[str, int]) -> None:
+    def __init__(self, settings: Settings, work: Work, address: tuple[str, int]) -> None:
         self._settings, self._work, self._address = settings, work, address
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
-        self._processes: list[SpawnProcess] = []
+        self._processes: dict[SpawnProcess, float] = {}  # and the time.monotonic() of their start
+        self._listened = self._spawn.RawValue(c_bool, False)  # a worker has; no lock, which a killed one could keep
+        self._due: list[float] = []  # time.monotonic() at which to start one more
+        self._pause = SOON
         self._stopping = False
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
+        signal.signal(siblings.SPREAD, self._reload)
+        if siblings.reload_on_hangup():
+            signal.signal(signal.SIGHUP, self._reload)
+            siblings.let_hangups_in()
         for _ in range(self._settings.workers):
             self._start()
         while not self._stopping:
             wait([process.sentinel for process in self._processes], timeout=0.2)
-            if self._bury() == CANNOT_START and not self._stopping:
+            if not self._bury() and not self._stopping:
                 self._end()
                 return CANNOT_START
+            self._replace()
         return self._end()
+
+    def _reload(self, *_: object) -> None:
+        for process in list(self._processes):
+            if process.is_alive() and process.pid is not None:
+                os.kill(process.pid, signal.SIGHUP)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
     def _start(self) -> None:
-        process = self._spawn.Process(target=self._work, args=(self._settings, self._address))
-        process.start()
-        self._processes.append(process)
+        process = self._spawn.Process(target=self._work, args=(self._settings, self._address, self._listened))
+        with siblings.hangups_blocked():
+            process.start()
+        self._processes[process] = time.monotonic()
 
-    def _bury(self) -> int:
-        """Replaces the dead, unless one says that it cannot start at all: gives the worst exit status."""
-        worst = 0
+    def _bury(self) -> bool:
+        """Takes the dead out, each to be replaced after a pause; False when none can start and none ever did."""
         for process in [each for each in self._processes if not each.is_alive()]:
-            self._processes.remove(process)
+            lived = time.monotonic() - self._processes.pop(process)
             mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
-            worst = max(worst, process.exitcode or 0)
-            if process.exitcode != CANNOT_START and not self._stopping:
-                logger.error("worker %s died with status %s; starting another", process.pid, process.exitcode)
-                time.sleep(0.5)  # it may die again
-                self._start()
-        return worst
+            if process.exitcode == CANNOT_START and not self._listened.value:
+                return False
+            if lived > LATER:
+                self._pause = SOON
+            if not self._stopping:
+                logger.error("worker %s died with status %s; another in %g s", process.pid, process.exitcode, self._pause)
+            self._due.append(time.monotonic() + self._pause)
+            self._pause = min(2 * self._pause, LATER)
+        return True
+
+    def _replace(self) -> None:
+        due = [when for when in self._due if when <= time.monotonic()]
+        self._due = [when for when in self._due if when not in due]
+        for _ in due:
+            self._start()
 
     def _end(self) -> int:
         for process in self._processes:
@@ -85,4 +112,4 @@ class _Crowd:
                 logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.kill()
                 process.join()
-        return int(any(process.exitcode for process in self._processes))
+        return int(any(process.exitcode not in STOPPED for process in self._processes))

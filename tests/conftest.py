@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
-from service import catalogue
-from service.engine import CapsNet
+from service import bundle, catalogue
+from service.engine import CapsNet, Perception
 from service.settings import Settings
 from tests.mnist import Digits, load
 
@@ -21,4 +22,12 @@ def compact() -> CapsNet:
     folder = settings.models / "compact"
     if not folder.exists():
         pytest.skip("needs the shipped bundle: no models/compact")
-    return catalogue.opener(settings)(folder)
+    return catalogue.opener(settings)(bundle.read(folder))
+
+
+@pytest.fixture(scope="session")
+def seen(compact: CapsNet, mnist: Digits) -> Perception:
+    """What the one makes of the other, all of it."""
+    pictures = mnist.images[:, None] / np.float32(255)
+    parts = [compact.perceive(part, np.ones(len(part), bool)) for part in np.array_split(pictures, 20)]
+    return Perception(*map(np.concatenate, zip(*parts, strict=True)))

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import pytest
 
+from benchmarks import accuracy
 from service import bundle
 from service.settings import Settings
 from tests.service import processes
@@ -92,15 +93,10 @@ def test_the_presets_table_is_the_presets() -> None:
     assert rows == {name: f"{parameters(Network(config.network).encoder):,}" for name, config in PRESETS.items()}
 
 
-def test_the_accuracy_table_is_what_the_manifests_say() -> None:
-    for folder in (path.parent for path in (ROOT / "models").glob("*/manifest.json")):
-        manifest = bundle.read(folder).manifest
-        row = next(line for line in README.splitlines() if line.startswith(f"| `{manifest.name}` |") and " MB |" in line)
-        assert f"| {manifest.training.encoder_parameters:,} |" in row
-        assert f"| {manifest.training.epochs} |" in row
-        for variant in manifest.variants:
-            error = manifest.metrics.test[variant].error
-            assert f"| {error.percent:.2f} % ({error.low:.2f} to {error.high:.2f}) |" in row
+def test_the_accuracy_table_is_what_its_command_prints() -> None:
+    """From the manifests, whose figures tests/test_weights.py counts again."""
+    found = {name: accuracy.recorded(bundle.read(folder)) for name, folder in accuracy.bundles().items()}
+    assert "\n".join(accuracy.table(found)) in README
 
 
 def test_the_map_names_every_file() -> None:

@@ -1,4 +1,7 @@
-"""A route that is documented like any other and runs without FastAPI's machinery, which costs as much as a small inference."""
+"""Routes that are documented like any other and run without FastAPI's machinery, which costs as much as a small inference.
+
+Both kinds refuse a query parameter that they do not know: what is misspelt must not look as if it had worked.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,27 @@ from typing import Any, get_origin, get_type_hints
 from urllib.parse import parse_qsl
 
 from fastapi import Request, Response
-from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from service import problems
+from service import faults, problems
+from service.errors import Unprocessable
+
+
+def refusal(title: str) -> dict[str, Any]:
+    """How /docs describes an answer that is a problem."""
+    return {"description": title, "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+
 
 RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: {"description": title, "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+    status: refusal(title)
     for status, title in {
         400: "malformed",
         401: "key wanted",
+        403: "not as the server is set up",
         404: "no such model",
         408: "the body took too long",
+        409: "nothing changed: the models folder holds what cannot be served",
         413: "body or pixels over the limit",
         415: "not an image type we read",
         422: "not decodable, or a parameter out of range",
@@ -43,6 +54,20 @@ class Direct(APIRoute):
         return handle
 
 
+class Bare(APIRoute):
+    """For endpoints `async def (request, **what stands in the path) -> Response`, which take no query."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        endpoint: Callable[..., Awaitable[Response]] = self.endpoint
+
+        async def handle(request: Request) -> Response:
+            for name in request.query_params:
+                raise Unprocessable(f"this path takes no query parameters, found {name[:40]!r}; leave it out")
+            return await endpoint(request, **request.path_params)
+
+        return handle
+
+
 def _reader(model: type[BaseModel]) -> Callable[[bytes], BaseModel]:
     lists = {field.alias or name for name, field in model.model_fields.items() if get_origin(field.annotation) is list}
 
@@ -52,12 +77,13 @@ def _reader(model: type[BaseModel]) -> Callable[[bytes], BaseModel]:
         for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
             if name in lists:
                 values.setdefault(name, []).append(value)
+            elif name in values:
+                raise Unprocessable(f"{name[:40]!r} is in the query more than once; give it once")
             else:
                 values[name] = value
         try:
             return model.model_validate(values)
         except ValidationError as error:
-            faults = [{**fault, "loc": ("query", *fault["loc"])} for fault in error.errors(include_input=False)]
-            raise RequestValidationError(faults) from None
+            raise Unprocessable("; ".join(faults.sentences(model, error, "the query"))) from None
 
     return read

@@ -10,9 +10,10 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from service import state
 from service.catalogue import Catalogue
+from service.routes.direct import RESPONSES, Bare
 from service.schemas import Liveness, Readiness
 
-router = APIRouter(tags=["health"])
+router = APIRouter(route_class=Bare, responses={422: RESPONSES[422]}, tags=["health"])
 
 
 @router.get("/healthz", response_model=Liveness, responses={503: {"model": Liveness, "description": "restart the process"}})
@@ -31,11 +32,10 @@ async def ready(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
 async def metrics(request: Request) -> Response:
-    """For Prometheus. With several workers, the sum over all of them."""
+    """For Prometheus. With several workers, the sum over all of them; on Ray Serve all replicas, each under its name."""
     service = state.of(request)
-    service.catalogue.measure()
-    service.metrics.body_bytes.set(service.bodies.held)
-    return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    service.measure()
+    return Response(await service.siblings.metrics(service.metrics.text()), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 def _state(catalogue: Catalogue) -> Literal["ready", "warming", "draining", "failing"]:

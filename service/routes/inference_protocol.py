@@ -5,23 +5,23 @@ One input, `images`, and the outputs of both graphs; `reconstructions` is the wi
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as installed
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
-from fastapi.routing import APIRoute
 
-from service import body, departure, state, tensors, visit
+from service import answer, body, departure, state, tensors, visit
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.catalogue import Served
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
-from service.routes.direct import RESPONSES
+from service.routes.direct import RESPONSES, Bare
 from service.state import Service
 from service.tensors import Inference, InferenceRequest, Port
+from service.visit import Visit
 
 HEADER_SIZE = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
@@ -34,18 +34,6 @@ OUTPUTS: dict[str, Callable[[Perception], Array]] = {
     CAPSULES.name: lambda seen: seen.capsules,
     RECONSTRUCTIONS.name: lambda seen: seen.drawings[:, 0],
 }
-
-
-class Bare(APIRoute):
-    """Endpoints take the request and what stands in the path: FastAPI documents them and stays out of their way."""
-
-    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
-        endpoint: Callable[..., Awaitable[Response]] = self.endpoint
-
-        async def handle(request: Request) -> Response:
-            return await endpoint(request, **request.path_params)
-
-        return handle
 
 
 def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
@@ -114,12 +102,12 @@ async def version_ready(request: Request, name: str, version: str) -> Response:
 @infers("/models/{name}/infer")
 async def infer(request: Request, name: str) -> Response:
     """Tensors in, tensors out; all outputs where none is named."""
-    return await _infer(request, _served(request, name), {"model_name": name})
+    return await _infer(request, partial(_served, request, name), {"model_name": name})
 
 
 @infers("/models/{name}/versions/{version}/infer")
 async def infer_version(request: Request, name: str, version: str) -> Response:
-    return await _infer(request, _served(request, name, version), {"model_name": name, "model_version": version})
+    return await _infer(request, partial(_served, request, name, version), {"model_name": name, "model_version": version})
 
 
 def _served(request: Request, name: str, version: str | None = None) -> Served:
@@ -148,29 +136,33 @@ def _ready(request: Request, served: Served) -> Response:
     return JSONResponse({"name": served.manifest.name, "ready": serves}, 200 if serves else 503)
 
 
-async def _infer(request: Request, served: Served, names: dict[str, str]) -> Response:
+async def _infer(request: Request, find: Callable[[], Served], names: dict[str, str]) -> Response:
     service, seen = state.of(request), visit.of(request.scope)
     service.catalogue.admit()
-    served.admit()
+    find().admit()
     if request.headers.get("content-encoding", "identity") != "identity":
         raise MalformedRequest("send the body uncompressed, without Content-Encoding")
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    served = find()  # the body took its time, and the model may be another by now
     with departure.heeded(request):
         with seen.stage("decode"):
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
-            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read)
+            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, seen.complete)
             images = _pictures(inference.inputs[IMAGES.name])
-        perception, taken = await served.perceive(images, seen.arrived, RECONSTRUCTIONS.name in inference.outputs)
-        encode, reconstruct = perception.seconds[0].tolist()
+        perception, taken = await served.perceive(images, seen.complete, RECONSTRUCTIONS.name in inference.outputs)
+        encode, reconstruct = perception.seconds[list(taken.firsts)].sum(axis=0).tolist()
         seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
-        return await _answer(service, inference, perception, names, len(sent))
+        answer.count(served.manifest, perception, served.seen)
+        return await _answer(service, seen, inference, perception, names, len(sent))
 
 
-async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str], sent: int) -> Response:
+async def _answer(
+    service: Service, seen: Visit, inference: Inference, perception: Perception, names: dict[str, str], sent: int
+) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
-    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write)
+    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write, seen.complete)
     if json_size is None:
         return Response(content, media_type="application/json")
     return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")

@@ -1,4 +1,4 @@
-"""GET /models and /models/{name}: what is served, and by what."""
+"""GET /models and /models/{name}: what is served, and by what; POST /models/reload: serve what the folder holds now."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import state
+from service.bundle import DECODER_FILE, ENCODER_FILES, BundleError
 from service.catalogue import Served
-from service.routes.direct import RESPONSES
-from service.schemas import ModelDetail, Models
+from service.errors import Forbidden, NotReloaded, StartError
+from service.routes.direct import RESPONSES, Bare
+from service.schemas import ModelDetail, Models, Reloaded
 
-router = APIRouter(responses={status: RESPONSES[status] for status in (401, 404)}, tags=["models"])
+router = APIRouter(route_class=Bare, responses={status: RESPONSES[status] for status in (401, 404, 422)}, tags=["models"])
 
 
 @router.get("/models", response_model=Models)
@@ -20,6 +22,24 @@ async def models(request: Request) -> Response:
     """All models, in short."""
     catalogue = state.of(request).catalogue
     return JSONResponse({"models": [_summary(served, served.manifest.name == catalogue.default) for served in catalogue]})
+
+
+@router.post("/models/reload", response_model=Reloaded, responses={status: RESPONSES[status] for status in (403, 409)})
+async def reload(request: Request) -> Response:
+    """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the server's key.
+
+    The answer is of the worker that was asked. Others of the same server follow in the seconds after it, and one that cannot
+    serves on as before and says so in the log.
+    """
+    service = state.of(request)
+    if service.settings.api_key is None:
+        raise Forbidden("reloading over HTTP wants a key: start the server with CAPSERVE_API_KEY, or send the process SIGHUP")
+    try:
+        changes = await service.catalogue.reload()
+    except (BundleError, StartError) as error:
+        raise NotReloaded(f"{error}; what was served before still is") from error
+    await service.siblings.let_all_reload()
+    return JSONResponse({"models": changes})
 
 
 @router.get("/models/{name}", response_model=ModelDetail)
@@ -42,4 +62,5 @@ def _summary(served: Served, default: bool) -> dict[str, Any]:
         "classes": list(manifest.classes),
         "image_shape": list(manifest.image_shape),
         "pose_size": manifest.pose_size,
+        "graphs": {file: manifest.files[file] for file in (ENCODER_FILES[served.net.variant], DECODER_FILE)},
     }

@@ -50,66 +50,71 @@ MANY = {
 async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
     service, seen = state.of(request), visit.of(request.scope)
-    served = _admitted(service, query)
+    _admitted(service, query)
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    served = _admitted(service, query)
     picture = body.picture(request.headers.get("content-type", ""), sent)
     with departure.heeded(request):
         with seen.stage("decode"):
-            image = await _image(service, served, picture, query)
+            image = await _image(service, served, picture, query, seen)
         perception = await _perceive(served, image[None], seen)
-    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.seen))
+    taken = image if query.input else None
+    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.seen, taken))
 
 
 @router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
 async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Many pictures at once. One that cannot be read fails the request and is named by its index."""
     service, seen = state.of(request), visit.of(request.scope)
-    served = _admitted(service, query)
+    _admitted(service, query)
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    served = _admitted(service, query)
     pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
     served.admit(len(pictures))
     with departure.heeded(request):
         with seen.stage("decode"):
-            decoded = [await _indexed(service, served, index, each, query) for index, each in enumerate(pictures)]
+            decoded = [await _indexed(service, served, index, each, query, seen) for index, each in enumerate(pictures)]
         perception = await _perceive(served, np.stack(decoded), seen)
     said = partial(answer.prediction, served.manifest, perception, drawings=query.reconstruct, observer=served.seen)
-    return _json({"model": served.manifest.name, "predictions": [said(row) for row in range(len(pictures))]})
+    taken = decoded if query.input else [None] * len(pictures)
+    return _json({"model": served.manifest.name, "predictions": [said(row, taken=each) for row, each in enumerate(taken)]})
 
 
 def _admitted(service: Service, query: PredictQuery) -> Served:
-    """Refused before the body is read, if refused it must be."""
+    """Refused before the body is read, if refused it must be. Asked for again after it: the model may be another by then."""
     service.catalogue.admit()
     served = service.catalogue.get(query.model)
     served.admit()
     return served
 
 
-async def _image(service: Service, served: Served, data: bytes, query: PredictQuery) -> Array:
+async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, seen: Visit) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
     if len(data) <= SMALL_BYTES:
         try:
             return _decoded(data, SMALL_PIXELS, served, query)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query))
+    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), seen.complete)
 
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
-    return images.prepare(images.read(data, max_pixels), served.manifest.image_shape, query.normalise == "auto")
+    picture, manifest = images.read(data, max_pixels), served.manifest
+    return images.prepare(picture, manifest.image_shape, query.normalise == "auto", manifest.max_objects)
 
 
-async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery) -> Array:
+async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, seen: Visit) -> Array:
     await asyncio.sleep(0)  # others have their turn between two pictures
     try:
-        return await _image(service, served, data, query)
+        return await _image(service, served, data, query, seen)
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"
         raise
 
 
 async def _perceive(served: Served, pictures: Array, seen: Visit) -> Perception:
-    perception, taken = await served.perceive(pictures, seen.arrived)
-    encode, reconstruct = perception.seconds[0].tolist()
+    perception, taken = await served.perceive(pictures, seen.complete)
+    encode, reconstruct = perception.seconds[list(taken.firsts)].sum(axis=0).tolist()
     seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
     return perception
 

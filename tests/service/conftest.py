@@ -41,16 +41,21 @@ def net(nets: dict[str, CapsNet]) -> CapsNet:
     return nets["tiny"]
 
 
+def reaching(url: str, timeout: float = 20) -> httpx.Client:
+    """A client for plain HTTP: to read the certificates that none of it needs takes longer than most tests."""
+    return httpx.Client(base_url=url, timeout=timeout, verify=False)
+
+
 @contextmanager
-def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None) -> Iterator[httpx.Client]:
+def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0) -> Iterator[httpx.Client]:
     """A server of its own for a test that needs other settings; gives a client that knows where it is."""
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     app = create_app(chosen, nets)
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
-        with httpx.Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", timeout=20) as client:
+        with reaching(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
             wait_until_ready(client)
             yield client
     finally:
@@ -78,7 +83,7 @@ def server(nets: dict[str, CapsNet]) -> Iterator[str]:
 
 @pytest.fixture
 def client(server: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=server, timeout=20) as client:
+    with reaching(server) as client:
         yield client
 
 

@@ -14,9 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
-
-from tests.service.conftest import BUNDLES, drawn, encoded, wait_until_ready
+from tests.service.conftest import BUNDLES, drawn, encoded, reaching, wait_until_ready
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -36,7 +34,8 @@ class Process:
 
     def metric(self, name: str) -> float:
         """The sum over every line of a metric that begins so."""
-        lines = httpx.get(f"{self.url}/metrics").text.splitlines()
+        with reaching(self.url) as client:
+            lines = client.get("/metrics").text.splitlines()
         return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
 
     def terminate(self) -> None:
@@ -44,17 +43,18 @@ class Process:
 
 
 @contextlib.contextmanager
-def process(seconds_a_batch: float = 0.0, **settings: object) -> Iterator[Process]:
-    """`capserve serve` of tests/bundles; it must exit with 0 when it is told to stop."""
+def process(seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, **settings: object) -> Iterator[Process]:
+    """`capserve serve` of tests/bundles that lingers only where a test wants it; it must exit with 0 when it is told to stop."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    values = {"models": BUNDLES, "port": port, "log_level": "error"} | settings
+    values = {"models": BUNDLES, "port": port, "log_level": "error", "linger": 0} | settings
     environment = os.environ | {f"CAPSERVE_{name.upper()}": str(value) for name, value in values.items()}
-    command = ["-m", "tests.service.slow_server", str(seconds_a_batch)] if seconds_a_batch else ["-m", "service", "serve"]
+    slow = ["-m", "tests.service.slow_server", str(seconds_a_batch), str(seconds_a_picture)]
+    command = slow if seconds_a_batch or seconds_a_picture else ["-m", "service", "serve"]
     popen = subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT)
     started = Process(port, popen)
     try:
-        with httpx.Client(base_url=started.url) as client:
+        with reaching(started.url) as client:
             wait_until_ready(client, 30)
         yield started
         started.terminate()

@@ -1,17 +1,24 @@
-"""`capserve serve` over a model that takes its time: `python -m tests.service.slow_server SECONDS`, so much for each batch."""
+"""`capserve serve` that takes its time: `slow_server A B`, seconds for each batch and for each large picture to be decoded."""
 
 import sys
 import time
 
+from service import images
 from service.__main__ import main
 from service.engine import CapsNet
+from service.routes.predict import SMALL_BYTES
 
 if __name__ == "__main__":
-    seconds, perceive = float(sys.argv[1]), CapsNet.perceive
+    a_batch, a_picture = map(float, sys.argv[1:])
+    perceive, read = CapsNet.perceive, images.read
 
     def slowly(self, images, drawn):
-        time.sleep(seconds)
+        time.sleep(a_batch)
         return perceive(self, images, drawn)
 
-    CapsNet.perceive = slowly
+    def slowly_if_large(data, max_pixels):
+        time.sleep(a_picture if len(data) > SMALL_BYTES else 0)
+        return read(data, max_pixels)
+
+    CapsNet.perceive, images.read = slowly, slowly_if_large
     sys.exit(main(["serve"]))

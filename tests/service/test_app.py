@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import base64
+import html
 import json
 import logging
+import os
+import re
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
 import pytest
@@ -43,6 +47,30 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         for header in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}, {"Authorization": f"basic {basic}"}):
             assert client.get("/models", headers=header).status_code == 200
         assert client.get("/reconstruct", headers={"X-API-Key": KEY}).headers["Cache-Control"].startswith("private")
+
+
+def test_head_answers_as_get_would_without_the_body(client: httpx.Client) -> None:
+    paths = [
+        "/",
+        "/healthz",
+        "/readyz",
+        "/metrics",
+        "/models",
+        "/models/tiny",
+        "/docs",
+        "/openapi.json",
+        "/v2",
+        "/v2/models/tiny",
+    ]
+    paths += ["/reconstruct?label=7", "/reconstruct/sweep?label=7", "/reconstruct?size=1", "/nowhere", "/predict"]
+    for path in paths:
+        get, head = client.get(path), client.head(path)
+        assert (head.status_code, head.content) == (get.status_code, b""), path
+        assert head.headers["Content-Type"] == get.headers["Content-Type"]
+        assert head.headers.get("ETag") == get.headers.get("ETag")
+        if path != "/metrics":  # which has counted one more
+            assert head.headers["Content-Length"] == get.headers["Content-Length"]
+    assert client.get("/healthz").json() == {"live": True}  # the connection is still in step
 
 
 def test_a_fault_of_our_own_is_a_500_without_a_traceback(
@@ -96,6 +124,24 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     assert "application/problem+json" in paths["/predict"]["post"]["responses"]["422"]["content"]
     assert "Problem" in document["components"]["schemas"]
     assert client.get("/docs").status_code == 200
+
+
+def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path: Path, seven: bytes) -> None:
+    (tmp_path / "seven.png").write_bytes(seven)
+    with serving(settings(api_key="sesame"), nets) as client:
+        found = [
+            html.unescape(line)
+            for line in re.findall(r"<code>(curl .*?)</code>", client.get("/docs", headers={"X-API-Key": "sesame"}).text)
+        ]
+        assert len(found) > 12
+        for command in found:
+            if "@request.json" in command:  # whole in openapi.json alone
+                continue
+            line = command.replace("-s ", "-s -o answer -w '%{http_code}' ", 1).replace("-o drawing.png", "")
+            told = subprocess.run(
+                ["sh", "-c", line], cwd=tmp_path, env=os.environ | {"KEY": "sesame"}, capture_output=True, text=True
+            )
+            assert told.stdout == "200", command
 
 
 def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str) -> None:

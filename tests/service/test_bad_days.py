@@ -1,11 +1,14 @@
 """Clients that vanish, dawdle or babble: nobody else notices."""
 
 import asyncio
+import json
 import time
 
 import pytest
+from PIL import Image
 
-from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
+from tests.service.conftest import encoded
+from tests.service.processes import DIGIT, PREDICT, Answer, Connection, Process, ask, process, request
 
 CROWD = 60
 
@@ -54,6 +57,59 @@ def test_past_the_deadline_is_504(unhurried: Process):
     assert late.headers["content-type"] == "application/problem+json"
 
 
+def test_a_request_of_many_batches_is_turned_away_once():
+    boundary = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\n'
+    pictures = b"".join(boundary + DIGIT + b"\r\n" for _ in range(12)) + b"--x--\r\n"
+    many = request("/predict/batch?normalise=none", pictures, "multipart/form-data; boundary=x")
+
+    async def leave(server: Process) -> None:
+        connection = await Connection.to(server)
+        connection.writer.write(many)
+        await asyncio.sleep(0.3)
+        connection.writer.transport.abort()
+        await until(lambda: server.metric('capserve_rejections_total{reason="gone"'))
+
+    with process(0.2, max_batch=1, deadline=1) as server:
+        assert asyncio.run(ask(server, many)).status == 504
+        assert server.metric("capserve_rejections_total") == 1
+        asyncio.run(asyncio.wait_for(leave(server), 20))
+        assert asyncio.run(ask(server, PREDICT)).status == 200  # and nothing is left of it
+        assert server.metric("capserve_rejections_total") == 2
+
+
+# What decodes no faster for being asked to stop; the server's own limits must do.
+LARGE = request("/predict", encoded(Image.effect_noise((300, 300), 80)))
+
+
+def test_past_the_deadline_while_a_picture_is_decoded_is_504_at_once():
+    async def crowd(server: Process) -> list:
+        return await asyncio.gather(*(ask(server, LARGE) for _ in range(6)))
+
+    with process(seconds_a_picture=4, deadline=1, threads=2) as server:
+        late = asyncio.run(asyncio.wait_for(crowd(server), 30))
+        assert {answer.status for answer in late} == {504}
+        assert max(answer.seconds for answer in late) < 3  # two are being decoded, and four wait for a decoder
+        assert b"a smaller one" in late[0].body
+        assert server.metric('capserve_rejections_total{reason="late"') == 6
+        assert asyncio.run(ask(server, PREDICT)).status == 200
+        assert server.metric("capserve_batch_images_sum") == 1
+
+
+def test_a_picture_that_is_decoded_for_long_does_not_outlast_the_drain_limit():
+    async def stop(server: Process) -> Answer:
+        asking = asyncio.create_task(ask(server, LARGE))
+        await asyncio.sleep(0.5)
+        server.terminate()
+        return await asking
+
+    with process(seconds_a_picture=60, deadline=60, drain=1) as server:
+        began = time.monotonic()
+        answer = asyncio.run(asyncio.wait_for(stop(server), 30))
+        assert (answer.status, answer.headers["retry-after"]) == (503, "1")
+        assert server.popen.wait(10) == 0
+        assert time.monotonic() - began < 8
+
+
 def test_half_a_body_and_gone(unhurried: Process):
     async def hang_up() -> None:
         for _ in range(20):
@@ -96,6 +152,31 @@ def test_slow_senders_are_told_and_hold_up_nobody(unhurried: Process, path: str)
     asyncio.run(asyncio.wait_for(both(), 30))
 
 
+VALUES = json.dumps([0.0] * 784)
+TENSOR = f'{{"inputs": [{{"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": {VALUES}}}]}}'.encode()
+
+
+def test_a_body_may_take_longer_than_the_deadline():
+    """Which is for our own time, as patience is for the sender's."""
+
+    async def send_slowly(server: Process, raw: bytes) -> Answer:
+        connection = await Connection.to(server)
+        connection.writer.write(raw[:-10])
+        await asyncio.sleep(1.5)
+        answer = await connection.ask(raw[-10:])
+        await connection.close()
+        return answer
+
+    async def all_routes(server: Process) -> list[Answer]:
+        raws = [PREDICT, LARGE, request("/v2/models/tiny/infer", TENSOR, "application/json")]
+        return await asyncio.gather(*(send_slowly(server, raw) for raw in raws))
+
+    with process(deadline=1, patience=10) as server:
+        answers = asyncio.run(asyncio.wait_for(all_routes(server), 30))
+        assert [answer.status for answer in answers] == [200] * 3
+        assert server.metric('capserve_rejections_total{reason="late"') == 0
+
+
 def test_heads_that_never_end_hold_up_nobody(unhurried: Process):
     async def stall() -> None:
         connections = await asyncio.gather(*(Connection.to(unhurried) for _ in range(100)))
@@ -105,6 +186,9 @@ def test_heads_that_never_end_hold_up_nobody(unhurried: Process):
         prompt = await ask(unhurried, PREDICT)
         assert prompt.status == 200
         assert prompt.seconds < 1
+        answers = await asyncio.gather(*(connection.answer(time.perf_counter()) for connection in connections))
+        assert {(answer.status, answer.headers["connection"]) for answer in answers} == {(408, "close")}
+        assert {await connection.reader.read() for connection in connections} == {b""}
         await asyncio.gather(*(connection.close() for connection in connections))
 
     asyncio.run(asyncio.wait_for(stall(), 30))

@@ -58,6 +58,7 @@ PICTURES = {
     "truncated": (encoded(drawn("7"))[:200], 422),
     "signature alone": (b"\x89PNG\r\n\x1a\n", 422),
     "too many pixels": (bomb(), 413),
+    "too long a side": (encoded(Image.new("L", (1, 20_001))), 413),
 }
 
 
@@ -115,13 +116,18 @@ def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: byte
 
 def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes) -> None:
     assert "1 to 3" in refused(small.post("/predict/batch", files=[("file", seven)] * 4), 400)
-    assert "1 to 3" in refused(small.post("/predict/batch", json={"images": []}), 400)
+    assert "1 to 3 pictures, found 0; send at least one" in refused(small.post("/predict/batch", json={"images": []}), 400)
     assert "/predict/batch" in refused(small.post("/predict", files=[("file", seven)] * 2), 400)
 
 
 def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:
-    assert "'auto' or 'none'" in refused(small.post("/predict?normalise=yes", files={"file": seven}), 422)
-    assert "colour" in refused(small.post("/predict?colour=red", files={"file": seven}), 422)
+    assert "normalise: expected auto or none, found yes" in refused(
+        small.post("/predict?normalise=yes", files={"file": seven}), 422
+    )
+    assert "there is no colour in the query; it takes model" in refused(
+        small.post("/predict?colour=red", files={"file": seven}), 422
+    )
+    assert "more than once" in refused(small.post("/predict?model=tiny&model=tiny", files={"file": seven}), 422)
     assert "tiny" in refused(small.post("/predict?model=resnet", files={"file": seven}), 404)
 
 
@@ -130,6 +136,32 @@ def test_paths_and_methods_that_are_not_there(small: httpx.Client) -> None:
     answer = small.get("/predict")
     assert refused(answer, 405)
     assert answer.headers["Allow"] == "POST"
+    answer = small.delete("/models")
+    assert "takes GET, HEAD and not DELETE" in refused(answer, 405)
+    assert answer.headers["Allow"] == "GET, HEAD"
+
+
+@pytest.mark.parametrize(
+    "path", ["/models", "/models/tiny", "/healthz", "/readyz", "/metrics", "/v2", "/v2/health/live", "/v2/models/tiny"]
+)
+def test_parameters_where_there_are_none(small: httpx.Client, path: str) -> None:
+    assert refused(small.get(path, params={"verbose": "1"}), 422) == (
+        "this path takes no query parameters, found 'verbose'; leave it out"
+    )
+
+
+def test_every_refusal_is_a_sentence_of_ours(small: httpx.Client, seven: bytes) -> None:
+    """Not a library's: those name neither the whole range nor what to do."""
+    answers = [small.get(f"/reconstruct{query}") for query in ("?size=0", "?size=x", "?as_label=1", "?dim=x&delta=1", "?nope=1")]
+    answers += [small.get(f"/reconstruct/morph{query}") for query in ("", "?from=a&to=b&steps=99")]
+    bodies = (b"{", b"[]", b"{}", b'{"inputs": 1}', b'{"inputs": [{"name": "images", "shape": [1, "a"], "datatype": "FP32"}]}')
+    answers += [small.post("/v2/models/tiny/infer", content=body) for body in bodies]
+    answers += [small.post(f"/predict{query}", files={"file": seven}) for query in ("?reconstruct=x", "?model=" + "m" * 99)]
+    for answer in answers:
+        told = refused(answer, answer.status_code)
+        for words in ("Value error", "Input should", "Field required", "Extra inputs", "valid integer", "unable to"):
+            assert words not in told
+        assert not told.startswith(":")
 
 
 def test_a_slow_sender_is_not_waited_for(small: httpx.Client) -> None:
@@ -173,11 +205,13 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
 
 def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
     refused = {
-        "/v2/models/tiny/infer": b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}",
-        "/predict/batch": b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}",
+        "/v2/models/tiny/infer": (b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}", 400),
+        "/predict": (b'{"image":[' + b",".join([b"[]"] * 3_400_000) + b"]}", 413),
+        "/predict/batch": (b'{"images":[' + b",".join([b'""'] * 200_000) + b"]}", 400),
+        "/predict/batch?normalise=none": (b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}", 413),
     }
-    for path, body in refused.items():
+    for path, (body, status) in refused.items():
         began = time.perf_counter()
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
-        assert answer.status_code == 400, answer.text
+        assert answer.status_code == status, answer.text
         assert time.perf_counter() - began < 1.0

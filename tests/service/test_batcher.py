@@ -65,9 +65,11 @@ async def until(true: Callable[[], object]) -> None:
 class House:
     """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
 
-    def __init__(self, run: Callable[..., Arrays] | None = None, max_batch: int = 4, max_queue: int = 100) -> None:
+    def __init__(
+        self, run: Callable[..., Arrays] | None = None, max_batch: int = 4, max_queue: int = 100, runners: int = 1
+    ) -> None:
         self.gate, self.watcher = Gate(), Watcher()
-        self.batcher = Batcher(run or self.gate, max_batch=max_batch, max_queue=max_queue, observer=self.watcher)
+        self.batcher = Batcher(run or self.gate, max_batch=max_batch, max_queue=max_queue, observer=self.watcher, runners=runners)
         self.batcher.start()
 
     async def occupied(self) -> asyncio.Task:
@@ -146,6 +148,37 @@ async def test_more_than_a_batch_is_split_and_joined():
     answer = await house.batcher.submit(images)
     np.testing.assert_array_equal(answer.outputs[0], images * 2)
     assert house.watcher.batches == [4, 4, 3]
+
+
+@scenario
+async def test_what_was_split_counts_once_when_it_is_dropped():
+    house = House()
+    await house.occupied()
+    late = house.send(30, deadline=time.monotonic() + 0.01)
+    gone = house.send(9)
+    await house.queued(39)
+    await asyncio.sleep(0.02)
+    gone.cancel()
+    house.gate.let(1)
+    with pytest.raises(TooLate):
+        await late
+    await house.queued(0)
+    assert await house.batcher.drain(1)
+    assert sorted(house.watcher.drops) == [("gone", 9), ("late", 30)]
+
+
+@scenario
+async def test_what_was_split_and_failed_is_not_said_to_have_left():
+    def run(images):
+        time.sleep(0.05)
+        raise RuntimeError
+
+    house = House(run)
+    with pytest.raises(Broken):
+        await house.send(40)
+    assert await house.batcher.drain(1)
+    assert house.watcher.drops == []
+    assert house.watcher.failures
 
 
 @scenario
@@ -241,10 +274,10 @@ async def test_a_failure_fails_its_batch_only_and_is_told():
 @scenario
 async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
     before = set(threading.enumerate())
-    house = House()
+    house = House(runners=3)
     first = await house.occupied()
     waiting = [house.send(1) for _ in range(10)]
-    await house.queued(10)
+    await until(lambda: house.gate.entered == 3)
     draining = asyncio.create_task(house.batcher.drain(10))
     await asyncio.sleep(0)
     with pytest.raises(Busy, match="shutting down"):
@@ -279,9 +312,31 @@ async def test_the_loop_stays_free_while_the_model_runs():
 
 
 @scenario
-async def test_thousands_of_requests_keep_their_rows():
+async def test_runners_share_what_has_queued():
+    house = House(max_batch=16, runners=2)
+    firsts = [house.send(1), house.send(1)]
+    await until(lambda: house.gate.entered == 2)  # side by side
+    others = [house.send(1) for _ in range(6)]
+    await house.queued(6)
+    house.gate.let(2)
+    await until(lambda: house.gate.entered == 4)
+    assert [shape[0] for shape in house.gate.shapes[:4]] == [1, 1, 3, 2]  # half of six, half of three, rounded up
+    large = house.send(8)  # one request's images stay together, whatever the share
+    await house.queued(9)
+    house.gate.let(20)
+    await asyncio.gather(*firsts, *others, large)
+    assert 8 in [shape[0] for shape in house.gate.shapes]
+    assert await house.batcher.drain(1)
+
+
+def test_thousands_of_requests_keep_their_rows():
+    for runners in (1, 4):
+        asyncio.run(asyncio.wait_for(_thousands(runners), 20))
+
+
+async def _thousands(runners: int) -> None:
     watcher = Watcher()
-    batcher = Batcher(lambda images: (images * 2,), max_batch=16, max_queue=10_000, observer=watcher)
+    batcher = Batcher(lambda images: (images * 2,), max_batch=16, max_queue=10_000, observer=watcher, runners=runners)
     batcher.start()
 
     async def client(seed: int) -> None:

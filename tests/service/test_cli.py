@@ -12,12 +12,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.service.conftest import BUNDLES, drawn, encoded, wait_until_ready
+from tests.service.bundles import external
+from tests.service.conftest import BUNDLES, drawn, encoded, reaching, wait_until_ready
 from tests.service.test_metrics import samples
 
 CAPSERVE = [sys.executable, "-m", "service"]
@@ -29,30 +31,38 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
         capture_output=True,
         text=True,
         timeout=60,
-        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), **environment},
+        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_PORT": "0", **environment},
     )
 
 
 @contextmanager
-def started(log: Path, *flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`capserve serve` on a free port; gives the process and its URL."""
+def launched(log: Path, command: list[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of tests/bundles from its very first moment, its words in `log`."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [*CAPSERVE, "serve", "--port", "0", *flags],
+            command,
+            stdin=subprocess.DEVNULL,  # from a terminal a hangup is to end it
             stderr=output,
             env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), **environment},
         )
         try:
-            until = time.monotonic() + 20
-            while not (found := re.search(r"http://[\d.:]+", log.read_text())):
-                assert process.poll() is None and time.monotonic() < until, log.read_text()  # noqa: PT018
-                time.sleep(0.02)
-            with httpx.Client(base_url=found[0]) as client:
-                wait_until_ready(client, 40)
-            yield process, found[0]
+            yield process
         finally:
             process.kill()
             process.wait()
+
+
+@contextmanager
+def started(log: Path, *flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`capserve serve` on a free port, once it is ready; gives the process and its URL."""
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", *flags], **environment) as process:
+        until = time.monotonic() + 20
+        while not (found := re.search(r"http://[\d.:]+", log.read_text())):
+            assert process.poll() is None and time.monotonic() < until, log.read_text()  # noqa: PT018
+            time.sleep(0.02)
+        with reaching(found[0]) as client:
+            wait_until_ready(client, 40)
+        yield process, found[0]
 
 
 @pytest.fixture
@@ -67,7 +77,7 @@ def broken(tmp_path: Path) -> Path:
 
 def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven: bytes) -> None:
     with started(tmp_path / "log", "--linger", "0.3") as (process, url):
-        with httpx.Client(base_url=url) as client:
+        with reaching(url) as client:
             for _ in range(5):
                 assert client.post("/predict", files={"file": seven}).status_code == 200
             process.send_signal(signal.SIGTERM)
@@ -76,6 +86,52 @@ def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven
             assert (answer.status_code, answer.headers["Connection"]) == (200, "close")
             assert client.get("/readyz").json() == {"ready": False, "state": "draining"}
         assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after", [0.0, 0.3])
+def test_told_to_stop_while_it_loads_it_exits_with_0(
+    tmp_path: Path, flags: list[str], number: signal.Signals, after: float
+) -> None:
+    log = tmp_path / "log"
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", *flags]) as process:
+        appears(log, "http://", pause=0.005)
+        time.sleep(after)
+        process.send_signal(number)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, flags: list[str]) -> None:
+    """A process that is so young that it cannot must not die of it, and neither must one of its workers."""
+    log = tmp_path / "log"
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", "--linger", "0", *flags]) as process:
+        appears(log, "http://")
+        while "ready: tiny" not in log.read_text():
+            if process.poll() is None:
+                process.send_signal(signal.SIGHUP)
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        appears(log, "ready: tiny", len(flags) or 1)
+        appears(log, "reloaded: tiny unchanged", len(flags) or 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "died" not in log.read_text()
+
+
+@pytest.mark.parametrize("flags", ["", "--workers 2"], ids=["one", "two workers"])
+def test_without_standard_input_it_serves(tmp_path: Path, flags: str) -> None:
+    log = tmp_path / "log"
+    command = f"exec {sys.executable} -m service serve --port 0 --linger 0 {flags} <&-"
+    with launched(log, ["bash", "-c", command]) as process:
+        appears(log, "ready: tiny", 2 if flags else 1)
+        process.send_signal(signal.SIGHUP)
+        appears(log, "reloaded: tiny unchanged", 2 if flags else 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
@@ -98,8 +154,15 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
     [
         (["--models", "/nonexistent"], {}, "expected a folder of bundles"),
         (["--model", "huge"], {}, "has only tiny"),
-        (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: Input should be greater than or equal to 1"),
-        ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: Input should be 'auto', 'cpu' or 'cuda'"),
+        (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
+        ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
+        (
+            [],
+            {"CAPSERVE_TRACES": "nonsense"},
+            "CAPSERVE_TRACES: expected a URL such as http://collector:4318/v1/traces, found nonsense",
+        ),
+        ([], {"CAPSERVE_TRACES": "collector:4318"}, "CAPSERVE_TRACES: expected a URL"),
+        ([], {"CAPSERVE_TRACES": "http://:4318"}, "CAPSERVE_TRACES: expected a URL"),
         (["--host", "203.0.113.1"], {}, "cannot listen on 203.0.113.1"),
     ],
 )
@@ -128,6 +191,43 @@ def test_check_replays_every_bundle(broken: Path) -> None:
     assert "two: broken" in one_broken.stdout
 
 
+def test_it_says_which_version_it_is() -> None:
+    ended = run("--version")
+    assert (ended.returncode, ended.stdout) == (0, f"capserve {version('capserve')}\n")
+
+
+@pytest.mark.parametrize("verb", ["check", "predict"])
+def test_flags_of_serve_are_refused_where_they_mean_nothing(verb: str) -> None:
+    ended = run(verb, "--port", "1", *(["7.png"] if verb == "predict" else []))
+    assert ended.returncode == 2
+    assert "unrecognized arguments: --port" in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["check", "predict"])
+def test_a_reader_that_has_seen_enough_is_no_fault(verb: str, tmp_path: Path, seven: bytes) -> None:
+    picture = tmp_path / "7.png"
+    picture.write_bytes(seven)
+    files = f"{picture} " * 20 if verb == "predict" else ""  # more than a pipe's buffer is asked to hold at once
+    command = f"set -o pipefail; {sys.executable} -u -m service {verb} {files} | exec true"
+    ended = subprocess.run(
+        ["bash", "-c", command],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES)},
+    )
+    assert ended.stderr == ""
+    assert ended.returncode == 128 + signal.SIGPIPE
+
+
+def test_a_graph_with_weights_in_another_file_is_refused(tmp_path: Path) -> None:
+    folder = external(tmp_path / "models" / "tiny")
+    for verb, output in (("check", "stdout"), ("serve", "stderr")):
+        ended = run(verb, CAPSERVE_MODELS=str(folder.parent), CAPSERVE_PORT="0")
+        assert ended.returncode == 2
+        assert "encoder.onnx: expected all weights in this file, found some in another" in getattr(ended, output)
+
+
 def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client, seven: bytes) -> None:
     picture, text = tmp_path / "7.png", tmp_path / "7.txt"
     picture.write_bytes(seven)
@@ -143,7 +243,7 @@ def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_large_pictures_is_given_back(tmp_path: Path) -> None:
     photograph = encoded(drawn("7", side=4_000).convert("RGB"))
-    with started(tmp_path / "log") as (process, url), httpx.Client(base_url=url, timeout=30) as client:
+    with started(tmp_path / "log") as (process, url), reaching(url, timeout=30) as client:
         before = resident(process.pid)
         for _ in range(4):
             assert client.post("/predict?reconstruct=false", files={"file": photograph}).status_code == 200
@@ -159,22 +259,21 @@ def resident(pid: int) -> int:
 def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
     ones = encoded(drawn("1"))
     with started(tmp_path / "log", "--workers", "2", "--log-format", "json", "--linger", "0") as (process, url):
+        appears(tmp_path / "log", '"ready: tiny', 2)
         for _ in range(40):  # a connection each, so that both are met
-            assert httpx.post(f"{url}/predict", files={"file": ones}).status_code == 200
-        with httpx.Client(base_url=url) as client:
+            with reaching(url) as client:
+                assert client.post("/predict", files={"file": ones}).status_code == 200
+        with reaching(url) as client:
             for _ in range(3):
                 seen = samples(client)
                 assert seen["capserve_predictions_total", "1", "tiny"] == 40
                 assert seen["capserve_ready",] == 1
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        servers = [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+                assert seen["capserve_reference_winner_length_count", "tiny"] == pytest.approx(1, abs=1e-3)
+        servers = workers_of(process)
         assert len(servers) == 2
         os.kill(servers[0], signal.SIGKILL)
-        until = time.monotonic() + 20
-        while (tmp_path / "log").read_text().count('"ready: tiny') < 3:
-            assert time.monotonic() < until
-            time.sleep(0.1)
-        with httpx.Client(base_url=url) as client:
+        appears(tmp_path / "log", '"ready: tiny', 3)
+        with reaching(url) as client:
             assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
@@ -182,14 +281,44 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         json.loads(line)
 
 
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def appears(log: Path, words: str, times: int = 1, seconds: float = 20, pause: float = 0.05) -> None:
+    until = time.monotonic() + seconds
+    while log.read_text().count(words) < times:
+        assert time.monotonic() < until, log.read_text()
+        time.sleep(pause)
+
+
+def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Its folder was spoilt while it ran; it is tried again, ever more seldom, until the folder is sound."""
+    shutil.copytree(BUNDLES, tmp_path / "models")
+    graph, log = tmp_path / "models" / "tiny" / "encoder.onnx", tmp_path / "log"
+    sound = graph.read_bytes()
+    with started(log, "--workers", "2", "--linger", "0", CAPSERVE_MODELS=str(tmp_path / "models")) as (process, url):
+        appears(log, "ready: tiny", 2)
+        graph.write_bytes(b"no graph")
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        appears(log, "died with status 2; another in 2 s")
+        assert process.poll() is None
+        assert httpx.get(f"{url}/readyz").status_code == 200
+        graph.write_bytes(sound)
+        appears(log, "ready: tiny", 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
 def test_check_refuses_what_serve_would(tmp_path: Path) -> None:
     for folder in ("one", "two"):
         shutil.copytree(BUNDLES / "tiny", tmp_path / folder)
     for verb in ("check", "serve"):
-        done = run(verb, CAPSERVE_MODELS=str(tmp_path), CAPSERVE_PORT="0")
+        done = run(verb, CAPSERVE_MODELS=str(tmp_path))
         assert done.returncode == 2
         assert "expected a name of its own, found tiny again" in done.stdout + done.stderr
-        done = run(verb, "--model", "nope", CAPSERVE_PORT="0")
+        done = run(verb, "--model", "nope")
         assert done.returncode == 2
         assert "CAPSERVE_MODEL=nope" in done.stderr
 
@@ -199,7 +328,7 @@ def test_workers_whose_supervisor_was_killed_stop_by_themselves(tmp_path: Path) 
         process.kill()
         process.wait()
         until = time.monotonic() + 15
-        with httpx.Client(base_url=url) as client:
+        with reaching(url) as client:
             while time.monotonic() < until:
                 try:
                     client.get("/healthz")

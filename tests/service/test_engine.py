@@ -1,6 +1,11 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,6 +18,7 @@ from service.bundle import BundleError
 from service.engine import CapsNet, perturb
 from service.errors import StartError
 from tests.service.conftest import TINY
+from tests.service.processes import ROOT
 
 CPU = {"threads": 1, "cuda_memory": 1, "cuda_graphs": False}
 
@@ -120,7 +126,8 @@ def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(sessions.ctypes, "CDLL", _without("libcublasLt.so.13"))
     with pytest.raises(StartError, match=r"libcublasLt\.so\.13 is missing, a part of CUDA"):
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
-    assert sessions.device("auto", probe=TINY / "encoder.onnx", **CPU).provider == sessions.CPU  # type: ignore[arg-type]
+    device = sessions.device("auto", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
+    assert (device.provider, device.fell_back) == (sessions.CPU, True)
     assert "WARNING" in caplog.text
 
 
@@ -158,12 +165,44 @@ def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.Mo
         np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
 
 
-def test_a_quick_graph_runs_on_one_thread_and_a_heavy_one_on_all_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_quick_graph_runs_on_one_thread() -> None:
     made = bundle.read(TINY)
-    opened = [sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)]
+    quick = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
+    assert isinstance(quick, sessions.CpuSession)
+    assert quick.runners == 1
+
+
+def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "QUICK", 0.0)
-    opened.append(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2))
-    assert [session.threads for session in opened] == [1, 2]
+    made = bundle.read(TINY)
+    slow = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
+    assert isinstance(slow, sessions.CoresSession)
+    assert slow.runners == 2
+    images = np.random.default_rng(0).random((3, *made.manifest.image_shape), np.float32)
+    both_in, used = threading.Barrier(2), []
+
+    def watched(name: str, session: sessions.CpuSession) -> None:
+        run = session.run
+
+        def wait_inside(*inputs: np.ndarray) -> sessions.Arrays:
+            used.append(name)
+            if len(used) <= 2:
+                both_in.wait(10)
+            return run(*inputs)
+
+        monkeypatch.setattr(session, "run", wait_inside)
+
+    watched("joint", slow._joint)
+    watched("single", slow._single)
+    with ThreadPoolExecutor(2) as pool:
+        outputs = [each.result() for each in (pool.submit(slow.run, images), pool.submit(slow.run, images))]
+    outputs.append(slow.run(images))
+    assert used == ["joint", "single", "joint"]
+    slow.warm(images)
+    assert used[3:] == ["single", "joint"]
+    for lengths, capsules in outputs[1:]:
+        np.testing.assert_allclose(lengths, outputs[0][0], atol=1e-5)
+        np.testing.assert_allclose(capsules, outputs[0][1], atol=1e-5)
 
 
 def test_threads_are_what_cgroup_and_affinity_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,3 +228,11 @@ def test_int8_is_for_processors_that_multiply_it(tmp_path: Path, text: str, expe
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\n")
     assert cpus.multiplies_int8(tmp_path / "cpuinfo") is expected
     assert cpus.multiplies_int8(tmp_path / "nowhere") is False
+
+
+def test_the_runtime_tells_its_makers_nothing() -> None:
+    """ONNX Runtime 1.31 sends telemetry from Linux too, unless it is told not to before it is imported."""
+    program = "import os, service.sessions; print(os.environ['ORT_DISABLE_TELEMETRY'])"
+    environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert (done.stdout, done.stderr) == ("1\n", "")

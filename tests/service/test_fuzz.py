@@ -13,7 +13,7 @@ from hypothesis.errors import Unsatisfiable
 from PIL import Image
 from schemathesis.checks import not_a_server_error
 
-from tests.service.conftest import drawn, encoded
+from tests.service.conftest import drawn, encoded, reaching
 
 # One server for all examples, and as many examples as a test run has time for.
 often = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -44,7 +44,7 @@ def answered(response: httpx.Response) -> None:
 
 @pytest.fixture(scope="module")
 def fuzzed(server: str):
-    with httpx.Client(base_url=server, timeout=20) as client:
+    with reaching(server) as client:
         yield client
 
 

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import httpx
 import pytest
 
+from service.app import create_app
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings, wait_until_ready
 
@@ -30,6 +32,26 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
             assert "warming" in early.json()["detail"]
         warm.set()
         wait_until_ready(client)
+
+
+def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else one that takes a dead one's place would turn requests away that the others could answer."""
+    warm = threading.Event()
+    monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warm.wait(10))
+    app = create_app(settings(workers=2), nets)
+
+    async def listen() -> bool:
+        async with app.router.lifespan_context(app):  # a server listens once this is entered
+            return app.state.service.catalogue.ready
+
+    async def scenario() -> None:
+        listening = asyncio.create_task(listen())
+        await asyncio.sleep(0.2)
+        assert not listening.done()
+        warm.set()
+        assert await listening
+
+    asyncio.run(scenario())
 
 
 def _until_it_listens(client: httpx.Client) -> None:

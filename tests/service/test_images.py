@@ -222,6 +222,13 @@ def test_refuses_a_bomb_of_20_000_by_20_000() -> None:
         images.read(png(struct.pack(">IIBBBBB", 20_000, 20_000, 8, 0, 0, 0, 0), data), LIMIT)
 
 
+@pytest.mark.parametrize("size", [(1, 24_000_000), (20_001, 1)])
+def test_refuses_sides_that_are_too_long_by_their_header(size: tuple[int, int]) -> None:
+    header = struct.pack(">IIBBBBB", *size, 16, 0, 0, 0, 0)
+    with pytest.raises(TooLarge, match=f"{size[0]}x{size[1]} pixels and at most 20,000 a side"):
+        images.read(png(header, zlib.compress(bytes(1000))), LIMIT)
+
+
 def test_a_bomb_of_text_beside_the_pixels_is_refused() -> None:
     plain = drawings.encoded(PICTURE)
     body = b"Comment\0\0" + zlib.compress(bytes(100_000_000), 9)
@@ -249,6 +256,25 @@ def test_normalise_none_changes_nothing() -> None:
 def test_normalise_none_wants_the_right_size(size: tuple[int, int]) -> None:
     with pytest.raises(Unprocessable, match=f"28x28 pixels, and this one is {size[0]}x{size[1]}.*normalise=auto"):
         images.prepare(Image.new("L", size), (1, 28, 28), normalise=False)
+
+
+@pytest.mark.parametrize("channels", [1, 3])
+@pytest.mark.parametrize(
+    ("picture", "clear"),
+    [
+        (Image.fromarray(np.array([[255, 51]], np.uint8)), 255),
+        (Image.fromarray(np.array([[255, 51]], np.uint8)).convert("RGB"), (255, 255, 255)),
+        (Image.fromarray(np.array([[255, 51]], np.uint8)).convert("P"), 255),
+        (Image.fromarray(np.array([[65_535, 13_107]], np.uint16)), 65_535),
+    ],
+    ids=["grey", "colours", "palette", "16 bits"],
+)
+def test_a_colour_that_a_png_calls_transparent_is_black(
+    picture: Image.Image, clear: int | tuple[int, int, int], channels: int
+) -> None:
+    read = images.read(drawings.encoded(picture, transparency=clear), LIMIT)
+    image = images.prepare(read, (channels, 1, 2), normalise=False)
+    np.testing.assert_allclose(image, np.full((channels, 1, 2), (0, 0.2)), atol=1e-6)
 
 
 @pytest.mark.parametrize("channels", [1, 3])

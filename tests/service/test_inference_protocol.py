@@ -189,6 +189,23 @@ def test_rubbish_is_a_400_with_an_error(client: httpx.Client, body):
     assert answer.json()["error"]
 
 
+@pytest.mark.parametrize(
+    ("shape", "data", "says"),
+    [
+        ("[1, 1, 28, 28]", '["' + "x" * 9_000_000 + '"' + ', "y"' * 100_000 + "]", "no number"),
+        ("[1" + "0" * 4298 + ", 1, 28, 28]", "[0.5]", "from 1 to 2147483647"),
+        ("[1, 1, 28, 28]", "[0.5, 1" + "0" * 4298 + "]", "too large"),
+    ],
+    ids=["long text among many", "long axis", "long number"],
+)
+def test_what_is_long_is_a_short_400(client: httpx.Client, shape: str, data: str, says: str):
+    sent = f'{{"inputs": [{{"name": "images", "shape": {shape}, "datatype": "FP32", "data": {data}}}]}}'
+    answer = client.post("/v2/models/tiny/infer", content=sent)
+    assert answer.status_code == 400
+    assert says in answer.json()["error"]
+    assert len(answer.content) < 300
+
+
 def test_a_server_with_a_key(nets, images):
     with serving(settings(api_key="secret"), nets) as client:
         address = str(client.base_url).removeprefix("http://").rstrip("/")

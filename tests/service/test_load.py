@@ -71,7 +71,7 @@ def test_sigterm_under_load_loses_none_of_a_thousand(workers: int):
     in_rotation: list[Process] = []
 
     async def balancer(old: Process, new: Process) -> None:
-        async with httpx.AsyncClient() as probe:
+        async with httpx.AsyncClient(verify=False) as probe:
             while (await probe.get(f"{old.url}/readyz")).status_code == 200:
                 await asyncio.sleep(0.02)
         in_rotation[:] = [new]
@@ -102,7 +102,7 @@ def test_sigterm_under_load_loses_none_of_a_thousand(workers: int):
         old.terminate()
         await asyncio.gather(balancing, *clients)
 
-    with process(0.02, workers=workers) as old, process() as new:
+    with process(0.02, workers=workers, linger=0.5) as old, process() as new:
         asyncio.run(asyncio.wait_for(rollout(old, new), 60))
         assert old.popen.wait(10) == 0
         assert new.metric('capserve_requests_total{route="/predict"') > 0

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 
 import httpx
 import pytest
@@ -48,6 +49,20 @@ def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None
     assert seen["capserve_ready",] == 1
 
 
+@pytest.mark.parametrize(("outputs", "drawn"), [(["lengths"], 0), (["lengths", "reconstructions"], 2), ([], 2)])
+def test_tensors_count_as_pictures_do(nets: dict[str, CapsNet], outputs: list[str], drawn: int) -> None:
+    """The error and the verdict need a drawing, which is made only when it is asked for."""
+    images = {"name": "images", "shape": [2, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 2 * 784}
+    asked = {"inputs": [images], "outputs": [{"name": name} for name in outputs]}
+    with serving(settings(), nets) as client:
+        assert client.post("/v2/models/tiny/infer", json=asked).status_code == 200
+        seen = samples(client)
+    assert sum(value for name, value in seen.items() if name[0] == "capserve_predictions_total") == 2
+    assert seen["capserve_winner_length_count", "tiny"] == 2
+    assert seen["capserve_reconstruction_error_count", "tiny"] == drawn
+    assert sum(value for name, value in seen.items() if name[0] == "capserve_verdicts_total") == drawn
+
+
 def test_whoever_was_turned_away_is_counted_once() -> None:
     """Queues count what they refuse, with a reason of their own; all else is counted where it is answered."""
     metrics = Metrics()
@@ -65,6 +80,36 @@ def test_the_model_and_what_runs_it_are_told(client: httpx.Client, net: CapsNet)
     assert seen["capserve_model_info", "tiny", "tiny", net.variant, net.manifest.version] == 1
     assert seen["capserve_execution_provider_info", "tiny", "CPUExecutionProvider"] == 1
     assert seen["capserve_execution_provider_nodes", "tiny", "CPUExecutionProvider"] > 10
+
+
+def test_the_queue_tells_how_long_it_may_grow(nets: dict[str, CapsNet]) -> None:
+    with serving(settings(max_queue=7), nets) as client:
+        seen = samples(client)
+    assert seen["capserve_queue_limit_images", "encoder", "tiny"] == 7
+    assert seen["capserve_queue_limit_images", "decoder", "tiny"] == 512
+
+
+def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(client: httpx.Client, net: CapsNet) -> None:
+    client.post("/predict", files={"file": encoded(drawn("1"))})
+    seen = samples(client)
+    for name in ("winner_length", "reconstruction_error"):
+        shares = {key[1]: value for key, value in seen.items() if key[0] == f"capserve_reference_{name}_bucket"}
+        assert shares.keys() == {key[1] for key in seen if key[0] == f"capserve_{name}_bucket"}
+        assert list(shares.values()) == sorted(shares.values())
+        assert shares["+Inf"] == seen[f"capserve_reference_{name}_count", "tiny"] == pytest.approx(1, abs=1e-3)
+    lengths = net.manifest.references.winner_length.shares
+    assert seen["capserve_reference_winner_length_bucket", "0.9", "tiny"] == pytest.approx(sum(lengths[:18]))
+    errors = net.manifest.references.reconstruction_error
+    bins = zip(errors.shares, errors.edges, errors.edges[1:], strict=False)
+    middle = sum(share * (low + high) / 2 for share, low, high in bins)
+    assert seen["capserve_reference_reconstruction_error_sum", "tiny"] == pytest.approx(middle)
+
+
+def test_a_fall_back_to_the_cpu_is_told(client: httpx.Client, net: CapsNet) -> None:
+    assert samples(client)["capserve_cpu_fallback", "tiny"] == 0
+    metrics = Metrics()
+    metrics.describe(replace(net, device=replace(net.device, fell_back=True)))
+    assert 'capserve_cpu_fallback{model="tiny"} 1.0' in metrics.text().decode()
 
 
 def test_two_apps_in_a_process_count_for_themselves(nets: dict[str, CapsNet], client: httpx.Client, seven: bytes) -> None:

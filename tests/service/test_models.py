@@ -1,10 +1,14 @@
 from __future__ import annotations
 
-import httpx
+import hashlib
 
-from service.bundle import Manifest
+import httpx
+import pytest
+
+from service.bundle import ENCODER_FILES, Manifest
 from service.engine import CapsNet
 from service.schemas import ModelDetail, Models
+from tests.service.conftest import TINY, serving, settings
 
 
 def test_what_is_served_and_by_what(client: httpx.Client, net: CapsNet) -> None:
@@ -13,6 +17,14 @@ def test_what_is_served_and_by_what(client: httpx.Client, net: CapsNet) -> None:
     (tiny,) = answer["models"]
     assert (tiny["name"], tiny["default"], tiny["variant"]) == ("tiny", True, net.variant)
     assert tiny["provider"] == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(("variant", "encoder"), ENCODER_FILES.items())
+def test_which_bits_answer_is_told(variant: str, encoder: str) -> None:
+    """The version names encoder.onnx and decoder.onnx, and a new int8 encoder keeps it."""
+    with serving(settings(variant=variant)) as client:
+        (tiny,) = client.get("/models").json()["models"]
+    assert tiny["graphs"] == {file: hashlib.sha256((TINY / file).read_bytes()).hexdigest() for file in (encoder, "decoder.onnx")}
 
 
 def test_one_model_tells_its_whole_manifest(client: httpx.Client, net: CapsNet) -> None:

@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import base64
+import time
+from dataclasses import replace
 from io import BytesIO
 
 import httpx
@@ -29,6 +31,21 @@ def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven
     Prediction.model_validate(answers[0].json())
 
 
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        'filename="a; name=x"; name="file"',
+        'filename="a\\"; name=x"; Name=file',
+        "filename=a.png;name=file",
+        'name="file"; filename="name=x"',
+    ],
+)
+def test_a_filename_that_looks_like_a_name_is_none(client: httpx.Client, seven: bytes, parameters: str) -> None:
+    body = f"--x\r\nContent-Disposition: form-data; {parameters}\r\n\r\n".encode() + seven + b"\r\n--x--\r\n"
+    answer = client.post("/predict", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
+    assert answer.status_code == 200, answer.text
+
+
 def test_the_answer_holds_lengths_token_and_drawing(client: httpx.Client, seven: bytes, net: CapsNet) -> None:
     answer = client.post("/predict", files={"file": seven}).json()
     assert answer["model"] == "tiny"
@@ -47,6 +64,15 @@ def test_drawings_are_left_out_when_not_wanted(client: httpx.Client, seven: byte
     answer = client.post("/predict", params={"reconstruct": False}, files={"file": seven}).json()
     assert "reconstruction" not in answer["objects"][0]
     assert answer["reconstruction_error"] > 0
+
+
+def test_the_picture_as_the_network_took_it_is_shown_when_wanted(client: httpx.Client, seven: bytes) -> None:
+    answer = client.post("/predict", params={"input": True}, files={"file": seven}).json()
+    taken = images.prepare(images.read(seven, 10**6), (1, 28, 28), True)
+    assert answer["input"] == "data:image/png;base64," + base64.b64encode(images.png(taken)).decode()
+    many = client.post("/predict/batch", params={"input": True}, files=[("file", seven), ("file", seven)]).json()
+    assert [each["input"] for each in many["predictions"]] == [answer["input"]] * 2
+    assert "input" not in client.post("/predict", files={"file": seven}).json()
 
 
 def test_normalise_none_takes_pictures_of_the_right_size_only(client: httpx.Client, net: CapsNet) -> None:
@@ -103,3 +129,29 @@ def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], s
         for answer in (client.post("/predict", files={"file": seven}), client.get("/reconstruct?label=1")):
             assert (answer.status_code, answer.json()["title"]) == (504, "past the deadline")
         assert samples(client)["capserve_rejections_total", "late"] == 2
+
+
+class Slow:
+    """An encoder that takes its time."""
+
+    def __init__(self, encoder: object) -> None:
+        self._encoder = encoder
+
+    def run(self, *inputs: object) -> object:
+        time.sleep(0.05)
+        return self._encoder.run(*inputs)  # type: ignore[attr-defined]
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._encoder, name)
+
+
+def test_the_time_of_a_request_of_several_batches_is_that_of_all(net: CapsNet, seven: bytes) -> None:
+    def milliseconds(answer: httpx.Response) -> float:
+        assert answer.status_code == 200, answer.text
+        return float(answer.headers["Server-Timing"].partition("encode;dur=")[2].partition(",")[0])
+
+    tensor = {"name": "images", "shape": [5, 1, 28, 28], "datatype": "FP32", "data": [0.0] * (5 * 784)}
+    with serving(settings(max_batch=2), {"tiny": replace(net, encoder=Slow(net.encoder))}) as client:
+        assert milliseconds(client.post("/predict", files={"file": seven})) >= 50
+        assert milliseconds(client.post("/predict/batch", files=[("file", seven)] * 5)) >= 150
+        assert milliseconds(client.post("/v2/models/tiny/infer", json={"inputs": [tensor]})) >= 150

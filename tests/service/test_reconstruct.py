@@ -60,17 +60,38 @@ def test_a_label_draws_its_prototype_at_the_size_asked_for(client: httpx.Client)
     assert picture(client.get("/reconstruct?label=4&size=64")).shape == (64, 64)
 
 
-def test_as_label_draws_the_same_pose_as_another_class(client: httpx.Client, token: str, net: CapsNet) -> None:
+def test_as_label_draws_another_class_in_the_same_hand(client: httpx.Client, token: str, net: CapsNet) -> None:
+    """What the pose differs by from its class's mean goes along to the other class."""
     found = pose.decode(token, net.manifest)
-    expected = net.reconstruct(found.values[None], np.array([2]))
+    prototypes = np.float32(net.manifest.prototypes)
+    expected = net.reconstruct((found.values - prototypes[found.label] + prototypes[2])[None], np.array([2]))
     answer = client.get("/reconstruct", params={"pose": token, "as_label": "2"}, headers=AS_JSON)
     assert answer.json()["labels"] == ["2"]
     np.testing.assert_allclose(pixels(answer), expected, atol=1e-4)
 
 
+def test_as_its_own_label_nothing_changes(client: httpx.Client, token: str, net: CapsNet) -> None:
+    own = net.manifest.classes[pose.decode(token, net.manifest).label]
+    answers = [client.get("/reconstruct", params={"pose": token} | extra) for extra in ({}, {"as_label": own})]
+    np.testing.assert_array_equal(picture(answers[0]), picture(answers[1]))
+
+
+BARE = {"names": False}
+
+
+def test_a_sweep_says_at_its_left_what_each_row_does(client: httpx.Client) -> None:
+    asked = {"label": "5", "size": 28}
+    named, bare = (picture(client.get("/reconstruct/sweep", params=asked | extra)) for extra in ({}, BARE))
+    margin = named.shape[1] - bare.shape[1]
+    assert margin > 10
+    np.testing.assert_array_equal(named[:, margin:], bare)
+    for row in range(6):
+        assert named[row * 28 : (row + 1) * 28, :margin].max() > 100
+
+
 def test_sweep_is_figure_4(client: httpx.Client, token: str) -> None:
-    assert picture(client.get("/reconstruct/sweep", params={"pose": token, "size": 28})).shape == (6 * 28, 11 * 28)
-    rows = picture(client.get("/reconstruct/sweep", params={"label": "5", "dim": [1, 4], "steps": 3, "size": 28}))
+    assert picture(client.get("/reconstruct/sweep", params={"pose": token, "size": 28} | BARE)).shape == (6 * 28, 11 * 28)
+    rows = picture(client.get("/reconstruct/sweep", params={"label": "5", "dim": [1, 4], "steps": 3, "size": 28} | BARE))
     middle = picture(client.get("/reconstruct?label=5&size=28"))
     np.testing.assert_array_equal(rows[:28, 28:56], middle)
     np.testing.assert_array_equal(rows[28:, 28:56], middle)
@@ -100,27 +121,71 @@ def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str
     assert (changed.status_code, as_json.status_code) == (200, 200)
 
 
+@pytest.mark.parametrize("form", ["{}", 'W/"x", {}', '"a,b" ,{}', "*"])
+def test_a_copy_is_known_by_any_tag_of_the_list(client: httpx.Client, form: str) -> None:
+    path = "/reconstruct?label=3&size=28"
+    etag = client.get(path).headers["ETag"]
+    for tag in (etag, etag.removeprefix("W/")):
+        assert client.get(path, headers={"If-None-Match": form.format(tag)}).status_code == 304
+    lines = [("If-None-Match", '"other"'), ("If-None-Match", etag)]
+    assert client.get(path, headers=lines).status_code == 304
+    assert client.get(path, headers={"If-None-Match": etag.replace('"', "")}).status_code == 200  # no tag has no quotes
+
+
+@pytest.mark.parametrize(
+    ("accept", "given"),
+    [
+        ("", "image/png"),
+        ("*/*", "image/png"),
+        ("application/json", "application/json"),
+        ("application/json;q=0", None),
+        ("application/json;q=0, */*", "image/png"),
+        ("application/json, text/plain, */*", "application/json"),
+        ("image/avif,image/webp,image/*,*/*;q=0.8", "image/png"),
+        ("image/png;q=0.2, application/json;q=0.3", "application/json"),
+        ("text/html", None),
+    ],
+)
+def test_the_form_is_the_one_that_is_liked_best(client: httpx.Client, accept: str, given: str | None) -> None:
+    answer = client.get("/reconstruct?label=3&size=28", headers={"Accept": accept})
+    if given is None:
+        assert answer.status_code == 406
+        assert answer.headers["Content-Type"] == "application/problem+json"
+        assert "image/png or application/json" in answer.json()["detail"]
+    else:
+        assert (answer.status_code, answer.headers["Content-Type"]) == (200, given)
+
+
+def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
+    answer = client.get("/reconstruct/sweep?label=3", headers=AS_JSON)
+    assert answer.status_code == 406
+    assert "image/png" in answer.json()["detail"]
+
+
 @pytest.mark.parametrize(
     ("path", "told"),
     [
         ("/reconstruct?label=1&dim=6&delta=0.1", "dimensions 0 to 5"),
-        ("/reconstruct?label=1&dim=-1&delta=0.1", "greater than or equal to 0"),
-        ("/reconstruct?label=1&dim=x&delta=0.1", "valid integer"),
-        ("/reconstruct?label=1&dim=1&delta=nan", "finite"),
-        ("/reconstruct?label=1&dim=1&delta=1e99", "less than or equal to 1"),
+        ("/reconstruct?label=1&dim=-1&delta=0.1", "pose dimensions 0 to 5"),
+        ("/reconstruct?label=1&dim=x&delta=0.1", "dim[0]: expected a whole number, found x"),
+        ("/reconstruct?label=1&dim=1&delta=nan", "delta[0]: expected a number from -1 to 1, found nan"),
+        ("/reconstruct?label=1&dim=1&delta=1e99", "delta[0]: expected a number from -1 to 1, found 1e99"),
         ("/reconstruct?label=1&dim=1", "1 dim and 0 delta"),
         ("/reconstruct?label=ten", "0, 1, 2"),
-        ("/reconstruct?size=9999", "less than or equal to 1024"),
+        ("/reconstruct?size=9999", "size: expected a whole number from 8 to 1024, found 9999"),
         ("/reconstruct?label=1&pose=abc", "exclude each other"),
         ("/reconstruct?as_label=1", "needs a pose"),
         ("/reconstruct?pose=!!!", "not base64url"),
         ("/reconstruct?pose=abcd", "checksum"),
-        ("/reconstruct?dimm=1", "dimm"),
+        ("/reconstruct?dimm=1&delt=1", "there is no dimm, delt in the query; it takes model, pose, label"),
+        ("/reconstruct?size=28&size=56", "'size' is in the query more than once; give it once"),
+        ("/reconstruct/sweep?label=1&label=1", "'label' is in the query more than once"),
         ("/reconstruct/sweep", "one pose"),
         ("/reconstruct/sweep?label=1&low=0.2&high=0.1", "low must be less"),
-        ("/reconstruct/sweep?label=1&steps=1", "greater than or equal to 2"),
-        ("/reconstruct/morph?from=abcd", "to: Field required"),
-        ("/reconstruct/morph?from=abcd&to=abcd", "checksum"),
+        ("/reconstruct/sweep?label=1&steps=1", "steps: expected a whole number from 2 to 41, found 1"),
+        ("/reconstruct/morph?from=abcd", "to is missing: give the pose token that it ends with"),
+        ("/reconstruct/morph?from=abcd&to=abcd", "from is not a whole pose token: its checksum is wrong"),
+        ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "there is no start in the query; it takes model, from, to"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, path: str, told: str) -> None:
@@ -129,6 +194,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, pa
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert told in answer.json()["detail"]
     assert answer.json()["status"] == 422
+    assert client.get(path, headers={"If-None-Match": "*"}).status_code == 422  # nobody can have what cannot be drawn
 
 
 def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, token: str, net: CapsNet) -> None:

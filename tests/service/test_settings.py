@@ -5,7 +5,7 @@ import argparse
 import pytest
 from pydantic import ValidationError
 
-from service.__main__ import NO_FLAG, _parser
+from service.__main__ import _parser
 from service.settings import Settings
 
 
@@ -23,12 +23,22 @@ def test_settings_do_not_change() -> None:
         Settings().port = 1
 
 
-def test_every_setting_is_described_and_a_flag() -> None:
+def flags(verb: str) -> set[str]:
+    """The settings that are flags of it."""
     verbs = next(each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
-    flags = set(verbs.choices["serve"]._option_string_actions)
-    for name, field in Settings.model_fields.items():
-        assert field.description, name
-        assert (f"--{name.replace('_', '-')}" in flags) == (name not in NO_FLAG)
+    named = set(verbs.choices[verb]._option_string_actions)
+    return {name for name in Settings.model_fields if f"--{name.replace('_', '-')}" in named}
+
+
+def test_every_setting_is_described_and_a_flag_of_serve_if_it_is_no_secret() -> None:
+    assert all(field.description for field in Settings.model_fields.values())
+    assert flags("serve") == Settings.model_fields.keys() - {"api_key"}
+
+
+def test_what_only_a_server_has_is_no_flag_elsewhere() -> None:
+    model = {"models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads"}
+    assert flags("check") == model
+    assert flags("predict") == model | {"max_pixels"}
 
 
 @pytest.mark.parametrize("name", ["deadline", "patience", "linger", "drain"])

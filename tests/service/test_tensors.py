@@ -3,6 +3,7 @@
 import contextlib
 import json
 import struct
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -57,18 +58,27 @@ def test_raw_bytes_are_little_endian_rows_wherever_they_begin():
     [
         ({"datatype": "UINT8"}, "expected datatype FP32"),
         ({"shape": [4]}, "expected shape"),
-        ({"shape": [0, 2], "data": []}, "expected shape"),
-        ({"shape": [-1, 2]}, "expected shape"),
-        ({"shape": [10**30, 2]}, "values, found"),
+        ({"shape": [0, 2], "data": []}, r"inputs\[0\].shape\[0\]: expected a whole number from 1 to 2147483647, found 0"),
+        ({"shape": [-1, 2]}, "from 1 to"),
+        ({"shape": [2**31 - 1, 2]}, "values, found"),
+        ({"shape": [10**4298, 2]}, "found 10000000000000000000$"),
+        ({"shape": [-(10**4298), 2]}, "from 1 to"),
         ({"shape": [3, 2]}, "6 values"),
         ({"data": [[1, 2], [3]]}, "unevenly"),
+        ({"data": [[1, 2], 3, 4]}, "unevenly"),
+        ({"data": [[[1], [2]], [3, 4]]}, "unevenly"),
         ({"data": [[1, 2, 3, 4.5]]}, "4 values"),
+        ({"data": []}, r"4 values, found \[0\]"),
+        ({"data": [[], []]}, r"4 values, found \[2, 0\]"),
         ({"data": ["1", "2", "3", "4"]}, "no number"),
         ({"data": [None, 1, 2, 3]}, "no number"),
         ({"data": [True, False, True, True]}, "no number"),
-        ({"data": [10**40, 1, 2, 3]}, "no number"),
+        ({"data": [True, 0.5, 1, 0]}, "no number"),
+        ({"data": [[1, 2], [3, "4"]]}, "no number"),
+        ({"data": [{}, 1, 2, 3]}, "no number"),
+        ({"data": [10**400, 1, 2, 0.5]}, "too large"),
         ({"data": None}, "either data or"),
-        ({"data": "AAAA"}, "valid array"),
+        ({"data": "AAAA"}, r"inputs\[0\].data: expected a list, found AAAA"),
         ({"name": "y"}, "expected the inputs x"),
         ({"parameters": {"binary_data_size": 16}}, "Inference-Header-Content-Length"),
         ({"parameters": {"shared_memory_region": "mine"}}, "shared_memory_region"),
@@ -85,10 +95,22 @@ def test_raw_bytes_must_be_as_many_as_the_shape_says(size):
         binary(bytes(size))
 
 
-@pytest.mark.parametrize("size", [15, 17, -1, 2**70, 1.5, "16", True])
+@pytest.mark.parametrize("size", [15, 17, -1, 2**70, 10**4299, 1.5, "16", "1" * 100_000, True])
 def test_sizes_must_sum_to_the_body(size):
-    with pytest.raises(MalformedRequest, match=r"are left in the body|bytes follow"):
+    with pytest.raises(MalformedRequest, match=r"are left in the body|bytes follow") as error:
         binary(bytes(16), parameters={"binary_data_size": size})
+    assert len(str(error.value)) < 200
+
+
+def test_a_long_text_among_the_numbers_takes_no_more_memory_than_it_has():
+    sent = json.dumps(request(data=["x" * 1_000_000] + ["y"] * 300)).encode()
+    tracemalloc.start()
+    try:
+        with pytest.raises(MalformedRequest, match="no number"):
+            read(sent)
+        assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("header", ["", "-1", "1e3", "9" * 30, "99999", "٣"])

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
+import httpx
 import pytest
 
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings
+from tests.service.processes import process
 
 collector = pytest.importorskip(
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="the extra otel is not installed"
@@ -59,6 +63,20 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     for span in stages.values():
         assert span.trace_id == whole.trace_id
         assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= whole.end_time_unix_nano
+
+
+@pytest.mark.parametrize("listens", [True, False], ids=["silent", "away"])
+def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as collector:
+        endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}/v1/traces"
+        if not listens:
+            collector.close()
+        with process(traces=endpoint) as server:
+            assert httpx.post(f"{server.url}/predict", files={"file": seven}).status_code == 200
+            began = time.monotonic()
+            server.terminate()
+            assert server.popen.wait(20) == 0
+            assert time.monotonic() - began < 5
 
 
 def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFilter
 
 from service import bundle, images, verdict
-from service.engine import CapsNet
+from service.engine import CapsNet, Perception
 from tests import drawings
-from tests.mnist import Digits
 
 TINY = bundle.read(Path(__file__).parent.parent / "bundles" / "tiny").manifest
 SHAPE = (1, 28, 28)
@@ -26,9 +25,15 @@ Array = NDArray[np.float32]
 LENGTHS = np.array([0.02, 0.05, 0.01, 0.03, 0.02, 0.01, 0.04, 0.97, 0.02, 0.06], np.float32)
 
 
-def judged(net: CapsNet, pictures: Array) -> tuple[list[verdict.Verdict], NDArray[np.float64]]:
+Judged = tuple[list[verdict.Verdict], NDArray[np.float64]]
+
+
+def judged(net: CapsNet, pictures: Array) -> Judged:
     """The verdict on each picture, and how surprising it is."""
-    seen = net.perceive(pictures, np.ones(len(pictures), bool))
+    return judged_as_seen(net, net.perceive(pictures, np.ones(len(pictures), bool)))
+
+
+def judged_as_seen(net: CapsNet, seen: Perception) -> Judged:
     rows = list(zip(seen.lengths, seen.errors.tolist(), seen.contrasts.tolist(), strict=True))
     verdicts = [verdict.judge(net.manifest, lengths, error, contrast) for lengths, error, contrast in rows]
     return verdicts, np.array([verdict.surprise(net.manifest, lengths, error) for lengths, error, _ in rows])
@@ -74,13 +79,9 @@ def clouds() -> Array:
     return prepared(picture.point(lambda level: 12 * (level - 128) + 128) for picture in blurred)
 
 
-Judged = tuple[list[verdict.Verdict], NDArray[np.float64]]
-
-
 @pytest.fixture(scope="module")
-def real(compact: CapsNet, mnist: Digits) -> Judged:
-    parts = [judged(compact, part[:, None] / np.float32(255)) for part in np.array_split(mnist.images, 20)]
-    return [each for verdicts, _ in parts for each in verdicts], np.concatenate([surprise for _, surprise in parts])
+def real(compact: CapsNet, seen: Perception) -> Judged:
+    return judged_as_seen(compact, seen)
 
 
 def test_real_digits_are_digits(real: Judged) -> None:

@@ -1,0 +1,104 @@
+"""What pydantic finds wrong -> sentences for whoever sent it: what was expected, what was found. Knows no HTTP.
+
+What was expected is read from the model's JSON schema, so that a range is told whole, and what was found is told only where
+it cannot be a secret: numbers and choices, not texts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+MOST = 5  # faults that are told
+LONGEST = 20  # characters of a value that are told
+UNKNOWN = "extra_forbidden"  # pydantic's word for a name that the model does not have
+
+Schema = Mapping[str, Any]
+
+KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a number", "string": "text"}
+
+
+def sentences(model: type[BaseModel], error: ValidationError, whole: str) -> list[str]:
+    """`whole` is what the model itself is called, as in "the query"."""
+    found = error.errors(include_url=False)
+    unknown = [str(fault["loc"][-1]) for fault in found if fault["type"] == UNKNOWN]
+    told = [_sentence(_schema(model), fault, whole) for fault in found if fault["type"] != UNKNOWN]
+    if unknown:
+        known = ", ".join(_schema(model)["properties"])
+        told.append(f"there is no {', '.join(name[:40] for name in unknown[:MOST])} in {whole}; it takes {known}")
+    return told[:MOST]
+
+
+@lru_cache
+def _schema(model: type[BaseModel]) -> Schema:
+    return model.model_json_schema()
+
+
+def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
+    if fault["type"] == "value_error":  # a validator of ours, whose text is a sentence already
+        return str(fault["ctx"]["error"])
+    if fault["type"] == "json_invalid":
+        return f"{whole} is not JSON: {fault['ctx']['error']}"
+    place, part = _at(schema, fault["loc"], whole)
+    if fault["type"] == "missing":
+        return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))
+    secret = part.get("type") == "string" and "enum" not in part
+    return f"{place}: expected {_expected(part)}, found {_found(fault['input'], secret)}"
+
+
+def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:
+    """What lies at a path, by name and by schema; pydantic's path may go on into the kinds that a value could have had."""
+    name, part = "", _resolved(schema, schema)
+    for step in path:
+        below = (
+            part.get("items") if isinstance(step, int) else part.get("properties", {}).get(step, part.get("additionalProperties"))
+        )
+        if not isinstance(below, Mapping):
+            break
+        name += f"[{step}]" if isinstance(step, int) else f".{step[:40]}"
+        part = _resolved(schema, below)
+    return name.removeprefix(".") or whole, part
+
+
+def _resolved(schema: Schema, part: Schema) -> Schema:
+    """Past references, and past the null that an optional value may be."""
+    if "$ref" in part:
+        return _resolved(schema, schema["$defs"][part["$ref"].rpartition("/")[2]])
+    choices = [each for each in part.get("anyOf", ()) if each.get("type") != "null"]
+    return _resolved(schema, {**part, "anyOf": (), **choices[0]}) if len(choices) == 1 else part
+
+
+def _expected(part: Schema) -> str:
+    if part.get("anyOf"):
+        return " or ".join(_expected(each) for each in part["anyOf"])
+    if "enum" in part:
+        return " or ".join(map(str, part["enum"]))
+    kind = part.get("type")
+    if kind == "array":
+        return f"a list of at most {part['maxItems']:,} values" if "maxItems" in part else "a list"
+    if kind == "string" and "maxLength" in part:
+        return f"text of at most {part['maxLength']:,} characters"
+    return KINDS.get(str(kind), "an object") + _range(part)
+
+
+def _range(part: Schema) -> str:
+    low, high, above = (part.get(name) for name in ("minimum", "maximum", "exclusiveMinimum"))
+    if above is not None:
+        return f" above {above}" + (f", at most {high}" if high is not None else "")
+    if low is not None and high is not None:
+        return f" from {low} to {high}"
+    return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""
+
+
+def _found(value: object, secret: bool) -> str:
+    if isinstance(value, list | tuple):
+        return f"a list of {len(value)}"
+    if isinstance(value, str):
+        return f"{len(value):,} characters" if secret or len(value) > LONGEST else value or "nothing"
+    if value is None or isinstance(value, bool | int | float):
+        return json.dumps(value)[:LONGEST]
+    return "an object"

@@ -1,0 +1,47 @@
+"""What a client's headers ask for: Accept and If-None-Match, as RFC 9110 has them. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+TOKEN = r"[\w!#$&^.+-]+"
+RANGE = re.compile(rf"\s*(\*/\*|{TOKEN}/\*|{TOKEN}/{TOKEN})\s*(?:;(.*))?", re.ASCII | re.DOTALL)
+WEIGHT = re.compile(r"0(?:\.\d{0,3})?|1(?:\.0{0,3})?", re.ASCII)
+TAG = re.compile(r'(?:W/)?("[^"]*")')
+
+
+def preferred(accept: str, offers: Sequence[str]) -> str | None:
+    """The offer liked best; of equals the one that is named more closely, then the first. None: none of them is wanted."""
+    ranges = [found for part in accept.split(",") if (found := _range(part)) is not None]
+    if not ranges:  # no header, or nothing in it that can be understood
+        return offers[0]
+    liked = [(*_liking(offer, ranges), -place) for place, offer in enumerate(offers)]
+    weight, _, place = max(liked)
+    return offers[-place] if weight > 0 else None
+
+
+def _range(part: str) -> tuple[str, float] | None:
+    """A media range and its weight; None for what is neither."""
+    found = RANGE.fullmatch(part)
+    if found is None:
+        return None
+    for parameter in (found[2] or "").split(";"):
+        name, _, value = parameter.partition("=")
+        if name.strip().lower() == "q":
+            return (found[1].lower(), float(value)) if WEIGHT.fullmatch(value := value.strip()) else None
+    return found[1].lower(), 1.0
+
+
+def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int]:
+    """The weight of the closest range that holds the offer, and how close that is: 3 the very type, 2 its kind, 1 anything."""
+    closeness = {offer: 3, offer.partition("/")[0] + "/*": 2, "*/*": 1}
+    near, weight = max(((closeness.get(name, 0), weight) for name, weight in ranges), default=(0, 0.0))
+    return (weight, near) if near else (0.0, 0)
+
+
+def knows(if_none_match: str, etag: str) -> bool:
+    """Whether the client has this version: by weak comparison, in which W/"x" and "x" are the same."""
+    if if_none_match.strip() == "*":
+        return True
+    return etag.removeprefix("W/") in TAG.findall(if_none_match)

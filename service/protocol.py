@@ -1,0 +1,144 @@
+"""HTTP/1.1 on one connection, where uvicorn's own has no bounds: how large a request's head may be, and how long it may take.
+
+An offer to speak another protocol (h2c, websocket) is passed over, as RFC 9110 7.8 allows: the request itself is answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from asyncio import BaseTransport, TimerHandle
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+
+from service import problems
+from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
+
+logger = logging.getLogger(__name__)
+
+MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
+LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
+
+
+class Protocol(HttpToolsProtocol):
+    def __init__(self, *uvicorns: Any, patience: float, **own: Any) -> None:
+        """`patience` is the seconds that a head may take."""
+        super().__init__(*uvicorns, **own)
+        self.parser = self._new_parser()
+        self._patience = patience
+        self._head = 0  # bytes since a head was complete, or a part of a body was there
+        self._in_head = False
+        self._timer: TimerHandle | None = None
+        self._refused = False
+
+    def connection_made(self, transport: BaseTransport) -> None:
+        super().connection_made(transport)  # type: ignore[arg-type]
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_timer()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            while data and not self._refused:
+                piece = data[: MOST_HEAD - self._head]
+                self._head += len(piece)
+                self._parse(piece)
+                if self._head == MOST_HEAD:
+                    raise HeadTooLarge(f"the request's head is larger than {MOST_HEAD:,} bytes; send less")
+                data = data[len(piece) :]
+        except ServiceError as error:
+            self._refuse(error)
+        if self._in_head and self._timer is None:
+            self._expect_head()
+
+    def _parse(self, data: bytes) -> None:
+        while data:
+            try:
+                self.parser.feed_data(data)
+                return
+            except httptools.HttpParserUpgrade as pause:  # it takes no body for such a request: told again, without the offer
+                head = self._head_without_offer()
+                self.parser = self._new_parser()
+                data = head + data[pause.args[0] :]
+            except httptools.HttpParserError as error:
+                if isinstance(error.__context__, ServiceError):  # raised in one of the callbacks below
+                    raise error.__context__ from None
+                raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
+
+    def _new_parser(self) -> httptools.HttpRequestParser:
+        parser = httptools.HttpRequestParser(self)
+        parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
+        return parser
+
+    def _head_without_offer(self) -> bytes:
+        line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
+        return b"\r\n".join((line, *(b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"), b"", b""))
+
+    # What the parser tells
+
+    def on_message_begin(self) -> None:
+        self._in_head = True
+        self._unset_keepalive_if_required()  # not by mere line ends, with which a client could keep us for ever
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        if self.parser.should_upgrade():
+            return self._pass_over_offer()
+        self._in_head, self._head = False, 0
+        self._forget_timer()
+        hosts = sum(name == b"host" for name, _ in self.headers)
+        if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
+            raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
+        super().on_headers_complete()
+
+    def _pass_over_offer(self) -> None:
+        if all(name != b"upgrade" for name, _ in self.headers):
+            raise MalformedRequest("this server is no proxy, so it takes no CONNECT")
+
+    def on_body(self, body: bytes) -> None:
+        self._head = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        if not self.parser.should_upgrade():
+            self._head = 0
+            super().on_message_complete()
+
+    # Heads that are too slow, and what is refused
+
+    def _expect_head(self) -> None:
+        error = TooSlow(f"the request's head was not here after {self._patience:g} seconds; send it faster")
+        self._timer = self.loop.call_later(self._patience, self._refuse, error)
+
+    def _forget_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _refuse(self, error: ServiceError) -> None:
+        """Nothing more is read. What was asked before is answered; then the connection closes."""
+        logger.info("refused with %s: %s", error.status, error.detail)
+        self._refused = True
+        self._forget_timer()
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            self._answer(error)
+        elif cycle.more_body and not cycle.response_started and not self.pipeline:  # it is this one's body that is wrong
+            cycle.disconnected = True
+            cycle.message_event.set()
+            self._answer(error)
+        else:
+            cycle.keep_alive = False
+
+    def _answer(self, error: ServiceError) -> None:
+        if self.transport.is_closing():
+            return
+        told = problems.of(error)
+        told.headers["connection"] = "close"
+        headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *told.raw_headers))
+        self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", told.body)))
+        self.transport.write_eof()
+        self.loop.call_later(LINGER, self.transport.close)

@@ -1,0 +1,144 @@
+"""Where the sheet lies in a picture that shows more than the sheet: a desk around it, or a scanner's dark edge. Knows no digits.
+
+A sheet is one blot, light or dark, that nearly fills a rectangle and encloses what is written on it: as a hole, where the
+ink is as the desk is, or else as a part of the blot that differs from the rest.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from service.blots import Array, components, otsu
+
+Mask = NDArray[np.bool_]
+
+COARSE = 64  # pixels: the longer side of the picture in which it is looked for
+SMALLEST = 0.15  # of the picture: what is smaller is no sheet
+APART = 0.1  # of full scale: what differs by less is one thing, and its halves are noise
+MOST = 0.75  # of the picture: a sheet that has much of its border must have so much of it all, or it is but the part in the light
+FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
+WRITTEN = (0.002, 0.2)  # of the sheet: less is dirt, and more is the inside of a digit that is bold
+TURNS = np.radians(np.arange(-45, 45, 1.5))
+EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
+
+
+def sheet_of(colours: Array) -> Array | None:
+    """(h, w, 3 or 1) -> the sheet alone, upright, of as many channels; None where the whole picture is one."""
+    step = -(-max(colours.shape[:2]) // COARSE)
+    light = colours[::step, ::step].mean(axis=2)
+    if min(light.shape) < COARSE // 8:
+        return None
+    for mask in _masks(light):
+        whole = _enclosing(mask, light)
+        if whole is not None and _ends_sharply(whole, light):
+            return _upright(colours, whole, step)
+    return None
+
+
+def _masks(light: Array) -> Iterator[Mask]:
+    """What is lighter and what is darker than where the picture parts into two, and where each part does again."""
+    middle = otsu(light)
+    for part in (light, light[light > middle], light[light <= middle]):
+        if part.size > SMALLEST * light.size and np.ptp(part) > APART:
+            threshold = otsu(part)
+            lighter = part > threshold
+            if part[lighter].mean() - part[~lighter].mean() > APART:
+                yield light > threshold
+                yield light <= threshold
+
+
+def _enclosing(mask: Mask, light: Array) -> Mask | None:
+    """The largest blot, its holes filled, if it is a sheet with something on it."""
+    if mask.sum() < SMALLEST * mask.size or _border(mask).all():
+        return None  # too little, or what the whole picture lies on
+    blots = components(mask)
+    sizes = np.bincount(blots.ravel())
+    sizes[0] = 0
+    largest = int(sizes.argmax())
+    blot = blots == largest
+    if sizes[largest] < SMALLEST * mask.size or _box(blot).full < FULL * (1 - WRITTEN[1]):
+        return None
+    outside = components(np.pad(~blot, 1, constant_values=True))
+    whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
+    if whole.mean() < MOST and _border(whole).mean() > 1 - MOST:
+        return None
+    written = 1 - sizes[largest] / whole.sum()
+    if written <= WRITTEN[0]:
+        written = _inked(light[~_grown(~whole)]) / whole.sum()
+    return whole if WRITTEN[0] < written < WRITTEN[1] and _box(whole).full > FULL else None
+
+
+def _inked(light: Array) -> int:
+    """How many pixels of a sheet differ from the rest of it."""
+    if not light.size:
+        return 0
+    lighter = light > otsu(light)
+    many = int(lighter.sum())
+    if not 0 < many < light.size or light[lighter].mean() - light[~lighter].mean() < APART:
+        return 0
+    return min(many, light.size - many)
+
+
+def _border(mask: Mask) -> Mask:
+    return np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
+
+
+def _ends_sharply(whole: Mask, light: Array) -> bool:
+    """A desk begins where the sheet ends; a lamp's light fades."""
+    inside, outside = light[_grown(~whole) & whole], light[_grown(whole) & ~whole]
+    return abs(float(np.median(inside)) - float(np.median(outside))) > APART
+
+
+def _grown(mask: Mask) -> Mask:
+    """And what is within two pixels of it."""
+    grown = mask.copy()
+    for _ in range(2):
+        grown[1:] |= grown[:-1]
+        grown[:-1] |= grown[1:]
+        grown[:, 1:] |= grown[:, :-1]
+        grown[:, :-1] |= grown[:, 1:]
+    return grown
+
+
+class _Box(NamedTuple):
+    """The smallest rectangle around a blot: its turn in radians, its sides along and across that, and how full it is."""
+
+    turn: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    full: float
+
+
+def _box(whole: Mask) -> _Box:
+    rows = np.flatnonzero(whole.any(axis=1))
+    first, last = whole[rows].argmax(axis=1), whole.shape[1] - 1 - whole[rows, ::-1].argmax(axis=1)
+    x, y = np.concatenate([first, last + 1, first, last + 1]), np.concatenate([rows, rows, rows + 1, rows + 1])
+    along = np.outer(np.cos(TURNS), x) + np.outer(np.sin(TURNS), y)  # (turns, points)
+    across = np.outer(np.cos(TURNS), y) - np.outer(np.sin(TURNS), x)
+    areas = np.ptp(along, axis=1) * np.ptp(across, axis=1)
+    best = int(areas.argmin())
+    left, right, top, bottom = (float(end) for side in (along[best], across[best]) for end in (side.min(), side.max()))
+    return _Box(float(TURNS[best]), left, right, top, bottom, float(whole.sum() / areas[best]))
+
+
+def _upright(colours: Array, whole: Mask, step: int) -> Array:
+    """The sheet turned to lie straight, less its edge."""
+    box = _box(whole)
+    edge = EDGE * max(box.right - box.left, box.bottom - box.top)
+    width, height = (
+        max(1, round((end - start - 2 * edge) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))
+    )
+    along, across = (box.left + edge) * step, (box.top + edge) * step
+    cos, sin = math.cos(box.turn), math.sin(box.turn)
+    turn = (cos, -sin, along * cos - across * sin, sin, cos, along * sin + across * cos)
+    planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in colours.transpose(2, 0, 1))
+    turned = [plane.transform((width, height), Image.Transform.AFFINE, turn, Image.Resampling.BILINEAR) for plane in planes]
+    return np.stack([np.asarray(plane, np.float32) for plane in turned], axis=-1)

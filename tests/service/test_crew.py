@@ -1,0 +1,105 @@
+"""Nobody waits longer for the crew than a request may, and it begins nothing that nobody waits for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+
+import pytest
+
+from service.app import create_app
+from service.crew import Crew
+from service.engine import CapsNet
+from service.errors import Busy, TooLate, Unprocessable
+from service.state import Service
+from tests.service.conftest import settings
+
+
+def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
+    async def both() -> None:
+        crew = Crew(2, most=4, deadline=10)
+        assert await crew.do(lambda: threading.current_thread().name[:4], time.monotonic()) == "crew"
+
+        def refuse() -> None:
+            raise Unprocessable("no picture")
+
+        with pytest.raises(Unprocessable, match="no picture"):
+            await crew.do(refuse, time.monotonic())
+        crew.close()
+
+    asyncio.run(both())
+
+
+def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
+    begun: list[str] = []
+
+    async def wait_in_vain() -> None:
+        crew, free = Crew(1, most=4, deadline=0.3), threading.Event()
+        at_work = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic() + 10))
+        await asyncio.sleep(0.05)
+        waits = asyncio.create_task(crew.do(lambda: begun.append("late"), time.monotonic()))
+        leaves = asyncio.create_task(crew.do(lambda: begun.append("gone"), time.monotonic()))
+        await asyncio.sleep(0.05)
+        leaves.cancel()
+        came = time.monotonic()
+        with pytest.raises(TooLate, match="a smaller one"):
+            await waits
+        assert time.monotonic() - came < 2
+        with pytest.raises(TooLate):
+            await crew.do(lambda: begun.append("long late"), time.monotonic() - 5)
+        free.set()
+        assert await at_work
+        assert await crew.do(lambda: "next", time.monotonic() + 10) == "next"
+        crew.close()
+
+    asyncio.run(wait_in_vain())
+    assert begun == []
+
+
+def test_a_job_at_work_ends_with_its_request_too() -> None:
+    async def hang() -> None:
+        crew, free = Crew(1, most=1, deadline=0.1), threading.Event()
+        with pytest.raises(TooLate):
+            await crew.do(lambda: free.wait(10), time.monotonic())
+        crew.close()  # and waits for nobody
+        free.set()
+
+    began = time.monotonic()
+    asyncio.run(hang())
+    assert time.monotonic() - began < 5
+
+
+def test_it_is_bounded() -> None:
+    async def crowd() -> None:
+        crew, free = Crew(1, most=2, deadline=10), threading.Event()
+        two = [asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic())) for _ in range(2)]
+        await asyncio.sleep(0)
+        with pytest.raises(Busy, match="2 pictures wait"):
+            await crew.do(lambda: None, time.monotonic())
+        free.set()
+        await asyncio.gather(*two)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
+def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet]) -> None:
+    """Each takes hundreds of MB."""
+    service: Service = create_app(settings(threads=32), nets).state.service
+    lock, counts = threading.Lock(), {"now": 0, "most": 0}
+
+    def decode() -> None:
+        with lock:
+            counts["now"] += 1
+            counts["most"] = max(counts.values())
+        time.sleep(0.02)
+        with lock:
+            counts["now"] -= 1
+
+    async def crowd() -> None:
+        await asyncio.gather(*(service.crew.do(decode, time.monotonic()) for _ in range(32)))
+        service.crew.close()
+
+    asyncio.run(crowd())
+    assert counts == {"now": 0, "most": 4}

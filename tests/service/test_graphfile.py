@@ -1,0 +1,130 @@
+"""Weights in other files are found wherever ONNX lets them lie; the package onnx makes the files, and does not read them here."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from onnx import TensorProto, helper, numpy_helper
+
+from service import bundle
+from service.bundle import BundleError
+from service.graphfile import holds_its_weights
+from tests.service.bundles import TINY, external
+
+VALUES = np.arange(4, dtype=np.float32)
+
+
+def elsewhere() -> TensorProto:
+    """A tensor whose values lie in another file."""
+    tensor = TensorProto(name="w", dims=VALUES.shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
+    tensor.external_data.add(key="location", value="weights.bin")
+    return tensor
+
+
+def graph(*nodes: onnx.NodeProto, weights: tuple[TensorProto, ...] = ()) -> onnx.GraphProto:
+    return helper.make_graph(nodes, "g", [], [helper.make_tensor_value_info("w", TensorProto.FLOAT, VALUES.shape)], weights)
+
+
+def model(made: onnx.GraphProto, *functions: onnx.FunctionProto) -> bytes:
+    opsets = [helper.make_opsetid("", 17)]
+    return bytes(helper.make_model(made, functions=functions, opset_imports=opsets, ir_version=8).SerializeToString())
+
+
+def constant(tensor: TensorProto) -> onnx.NodeProto:
+    return helper.make_node("Constant", [], ["w"], value=tensor)
+
+
+def sparse(tensor: TensorProto) -> bytes:
+    made = graph()
+    made.sparse_initializer.add(values=tensor, indices=numpy_helper.from_array(np.arange(4)), dims=[4])
+    return model(made)
+
+
+PLACES: dict[str, Callable[[TensorProto], bytes]] = {
+    "initializer": lambda tensor: model(graph(weights=(tensor,))),
+    "constant": lambda tensor: model(graph(constant(tensor))),
+    "branch": lambda tensor: model(graph(helper.make_node("If", ["c"], ["w"], then_branch=graph(constant(tensor))))),
+    "function": lambda tensor: model(graph(), helper.make_function("d", "f", [], ["w"], [constant(tensor)], [])),
+    "sparse": sparse,
+}
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_it_is_found_wherever_it_may_lie(place: str) -> None:
+    assert holds_its_weights(PLACES[place](numpy_helper.from_array(VALUES, "w")))
+    assert not holds_its_weights(PLACES[place](elsewhere()))
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx", "decoder.onnx"])
+def test_our_own_graphs_hold_theirs(name: str) -> None:
+    assert holds_its_weights((TINY / name).read_bytes())
+
+
+def varint(value: int) -> bytes:
+    low, rest = value & 0x7F, value >> 7
+    return bytes([low | 0x80]) + varint(rest) if rest else bytes([low])
+
+
+def field(number: int, content: bytes | int, key: Callable[[int], bytes] = varint) -> bytes:
+    """As protobuf writes it; `key` may write the number and the wire type in another way."""
+    if isinstance(content, int):
+        return key(number << 3) + varint(content)
+    return key(number << 3 | 2) + varint(len(content)) + content
+
+
+def with_more(*fields: bytes) -> bytes:
+    """A graph, and once more the message with its initializer, which protobuf merges with the first."""
+    tensor = TensorProto(name="w", dims=VALUES.shape, data_type=TensorProto.FLOAT).SerializeToString()
+    return model(graph()) + field(7, field(5, tensor + b"".join(fields)))
+
+
+PLACE = b"".join(field(number, text) for number, text in ((1, b"location"), (2, b"weights.bin")))
+HIDDEN = {
+    "keys of more than 32 bits": [
+        field(number, value, lambda key: varint(key | 1 << 32)) for number, value in ((13, PLACE), (14, 1))
+    ],
+    "a location of more than 32 bits": [field(14, 1 | 1 << 32)],
+    "keys of more bytes than they need": [field(14, 1, lambda key: bytes([key | 0x80, 0]))],
+    "a length of more bytes than it needs": [field(9, b"")[:-1] + b"\x80\x00"],
+    "a field of number 0": [field(0, 1)],
+    "a group": [varint(30 << 3 | 3) + field(14, 1) + varint(30 << 3 | 4)],
+    "a location that is taken back": [field(14, 1), field(14, 0)],
+}
+
+
+@pytest.mark.parametrize("fields", HIDDEN.values(), ids=HIDDEN)
+def test_what_protobuf_reads_otherwise_than_it_looks_is_refused(fields: list[bytes]) -> None:
+    assert holds_its_weights(with_more(field(9, VALUES.tobytes())))
+    with contextlib.suppress(ValueError):
+        assert not holds_its_weights(with_more(*fields))
+
+
+def test_onnx_runtime_would_have_read_the_other_file(tmp_path: Path) -> None:
+    (tmp_path / "weights.bin").write_bytes(VALUES.tobytes())
+    (tmp_path / "graph.onnx").write_bytes(with_more(*HIDDEN["keys of more than 32 bits"]))
+    (read,) = onnxruntime.InferenceSession(tmp_path / "graph.onnx").run(None, {})
+    np.testing.assert_array_equal(read, VALUES)
+
+
+def test_onnx_runtimes_own_format_is_none_that_we_read() -> None:
+    with pytest.raises(ValueError, match="own format"):
+        holds_its_weights(field(1, bytes(2) + b"ORTM"))
+
+
+@pytest.mark.parametrize("data", [b"\x3a", b"\x3a\x05ab", b"\x3b", b"\xff" * 20, b"\x38\x01", b"\x0d\x00"])
+def test_what_is_no_graph_is_an_error(data: bytes) -> None:
+    with pytest.raises(ValueError, match="integer|field|wire type"):
+        holds_its_weights(data)
+
+
+def test_a_bundle_that_reaches_outside_itself_is_refused(tmp_path: Path) -> None:
+    folder = external(tmp_path / "tiny")
+    onnxruntime.InferenceSession(folder / "encoder.onnx")  # which would have taken it
+    with pytest.raises(BundleError, match=r"encoder\.onnx: expected all weights in this file, found some in another; export it"):
+        bundle.read(folder)

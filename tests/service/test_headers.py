@@ -1,0 +1,61 @@
+"""Accept and If-None-Match, as clients write them."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.headers import knows, preferred
+
+PNG, JSON = "image/png", "application/json"
+
+
+@pytest.mark.parametrize(
+    ("accept", "offer"),
+    [
+        ("", PNG),
+        ("*/*", PNG),
+        ("image/*", PNG),
+        ("IMAGE/PNG", PNG),
+        (JSON, JSON),
+        ("application/*", JSON),
+        ("application/json; charset=utf-8", JSON),
+        ("application/json;q=0.5, image/png;q=0.4", JSON),
+        ("application/json;q=0.5, image/png; q=0.50", PNG),
+        ("application/json;q=0", None),
+        ("application/json;q=0.000, image/*;q=0.1", PNG),
+        ("*/*, application/json;q=0", PNG),
+        ("*/*, image/png;q=0", JSON),
+        ("*/*;q=0", None),
+        ("image/*;q=0, */*", JSON),
+        ("application/json, text/plain, */*", JSON),
+        ("text/html,application/xhtml+xml,image/avif,image/webp,*/*;q=0.8", PNG),
+        ("application/problem+json", None),
+        ("application/jsonp, x-application/json", None),
+        ("text/html", None),
+        ("application/json;q=2, image/png", PNG),
+        ("application/json;q=x", PNG),  # nothing that can be understood is as good as nothing
+        ("json, , ;q=1", PNG),
+    ],
+)
+def test_what_is_liked_best_is_given(accept: str, offer: str | None) -> None:
+    assert preferred(accept, (PNG, JSON)) == offer
+
+
+@pytest.mark.parametrize(
+    ("header", "known"),
+    [
+        ("*", True),
+        ('"a"', True),
+        ('W/"a"', True),
+        ('"b", W/"c" ,"a"', True),
+        ('"b,c","a"', True),
+        ("", False),
+        ("a", False),
+        ('"A"', False),
+        ('"b", *', False),
+        ('"x, a"', False),
+    ],
+)
+@pytest.mark.parametrize("etag", ['"a"', 'W/"a"'])
+def test_tags_are_compared_weakly(header: str, known: bool, etag: str) -> None:
+    assert knows(header, etag) == known

@@ -1,0 +1,102 @@
+"""The shipped bundle of two digits a picture, over HTTP: both are found, each is drawn by itself."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from PIL import Image
+
+from service import catalogue, images
+from service.settings import Settings
+from tests import drawings, mnist
+from tests.service.conftest import encoded, serving
+
+MODELS = Path(__file__).parents[2] / "models"
+SHAPE = (1, 36, 36)
+Array = NDArray[np.float32]
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[httpx.Client]:
+    """A server of the shipped models; tests ask for this one by its name."""
+    settings = Settings(models=MODELS, port=0, linger=0.0)
+    nets = catalogue.load(settings)
+    assert nets["overlap"].manifest.max_objects == 2
+    with serving(settings, nets) as client:
+        yield client
+
+
+def seen(client: httpx.Client, picture: Image.Image, **query: str) -> list[dict[str, str]]:
+    answer = client.post("/predict", params={"model": "overlap", **query}, content=encoded(picture))
+    assert answer.status_code == 200, answer.text
+    objects: list[dict[str, str]] = answer.json()["objects"]
+    return objects
+
+
+def labels(objects: list[dict[str, str]]) -> set[str]:
+    return {each["label"] for each in objects}
+
+
+def drawing(found: dict[str, str]) -> Array:
+    png = base64.b64decode(found["reconstruction"].partition(",")[2])
+    return images.prepare(images.read(png, 10**6), SHAPE, normalise=False)[0]
+
+
+def written_over(first: str, second: str, rng: np.random.Generator, move: float = 0.08) -> Image.Image:
+    """Two digits drawn over each other, the second a little aside; dark ink on light paper."""
+    side = drawings.SIDE
+    masks = []
+    for digit, sign in ((first, -1), (second, 1)):
+        mask = drawings.written(digit, rng)
+        masks.append(np.roll(mask, round(sign * move * side / 2), axis=1))
+    return drawings.grey(np.clip(masks[0] + masks[1], 0, 1), ink=0.1, paper=0.95)
+
+
+def test_two_drawn_digits_come_apart(client: httpx.Client) -> None:
+    rng, right = np.random.default_rng(0), []
+    pairs = [(str(first), str(second)) for first in range(10) for second in range(first)]
+    for first, second in pairs:
+        right.append(labels(seen(client, written_over(first, second, rng), reconstruct="false")) == {first, second})
+    print(f"\n{sum(right)} of {len(pairs)} drawn pairs named rightly")
+    assert sum(right) >= 40
+
+
+def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
+    """A ring, and beside it a stroke."""
+    objects = seen(client, written_over("0", "1", np.random.default_rng(0)))
+    assert labels(objects) == {"0", "1"}
+    zero, one = (next(each for each in objects if each["label"] == label) for label in ("0", "1"))
+    hole, stroke = drawing(zero), drawing(one)
+    rows = np.flatnonzero(hole.max(axis=1) > 0.5)
+    middle = hole[rows[0] : rows[-1] + 1][len(rows) // 2]
+    assert np.ptp(np.flatnonzero(middle > 0.5)) > 6  # the two sides of a ring
+    columns = np.flatnonzero(stroke.max(axis=0) > 0.5)
+    assert len(columns) < 10  # of a 1
+
+
+def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client) -> None:
+    rng = np.random.default_rng(0)
+    digits = mnist.load()
+    for _ in range(50):
+        first, second = rng.choice(len(digits.images), 2, replace=False)
+        frame = np.zeros(SHAPE[1:], np.int32)
+        for index in (first, second):
+            top, left = rng.integers(0, 9, 2)
+            frame[top : top + 28, left : left + 28] += digits.images[index]
+        picture = Image.fromarray(np.minimum(frame, 255).astype(np.uint8))
+        answers = {normalise: seen(client, picture, normalise=normalise) for normalise in ("auto", "none")}
+        assert answers["auto"] == answers["none"]
+
+
+def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
+    for found in seen(client, written_over("3", "7", np.random.default_rng(0))):
+        answer = client.get("/reconstruct", params={"model": "overlap", "pose": found["pose"], "dim": 0, "delta": 0.2})
+        assert answer.status_code == 200, answer.text
+        assert Image.open(BytesIO(answer.content)).size == (180, 180)

@@ -1,0 +1,174 @@
+"""A new version of a bundle goes live while requests come in: none is lost, and what cannot be served changes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from service import bundle
+from tests.service.bundles import TINY, renewed
+from tests.service.conftest import reaching, serving, settings
+from tests.service.processes import Process, process
+
+KEY = {"X-API-Key": "sesame"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    shutil.copytree(TINY, tmp_path / "models" / "tiny")
+    return tmp_path / "models"
+
+
+@pytest.fixture
+def keyed(folder: Path) -> Iterator[httpx.Client]:
+    chosen = settings(api_key="sesame", deadline=1.0).model_copy(update={"models": folder})
+    with serving(chosen) as client:
+        client.headers.update(KEY)
+        yield client
+
+
+def versions(client: httpx.Client) -> dict[str, str]:
+    return {each["name"]: each["version"] for each in client.get("/models").json()["models"]}
+
+
+def reloaded(client: httpx.Client) -> dict[str, str]:
+    answer = client.post("/models/reload")
+    assert answer.status_code == 200, answer.text
+    return dict(answer.json()["models"])
+
+
+def test_a_new_version_is_taken_up_and_the_rest_left_alone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    token = keyed.post("/predict", content=seven).json()["objects"][0]["pose"]
+    before = versions(keyed)
+    assert reloaded(keyed) == {"tiny": "unchanged"}
+    renewed(folder / "tiny", "second")
+    renewed(folder / "other", "a model that was not there")
+    assert reloaded(keyed) == {"other": "added", "tiny": "replaced"}
+    after = versions(keyed)
+    assert after["tiny"] != before["tiny"]
+    assert keyed.post("/predict?model=other", content=seven).json()["model"] == "other"
+    assert "another model" in keyed.get("/reconstruct", params={"pose": token}).json()["detail"]
+    again = keyed.post("/predict", content=seven).json()["objects"][0]["pose"]
+    assert keyed.get("/reconstruct", params={"pose": again}).status_code == 200
+    metrics = keyed.get("/metrics").text
+    shown = {
+        line.partition('version="')[2].partition('"')[0]: line[-3:] for line in metrics.splitlines() if "model_info{" in line
+    }
+    assert shown == {before["tiny"]: "0.0", after["tiny"]: "1.0", after["other"]: "1.0"}
+    assert 'capserve_queue_limit_images{graph="encoder",model="tiny"} 512.0' in metrics
+    document = keyed.get("/openapi.json").json()  # its examples are of the model that is served
+    parameters = document["paths"]["/reconstruct"]["get"]["parameters"]
+    (example,) = (each["example"] for each in parameters if each["name"] == "pose")
+    assert keyed.get("/reconstruct", params={"pose": example}).status_code == 200
+
+
+def test_a_drawing_of_the_old_model_is_not_taken_for_the_new_ones(keyed: httpx.Client, folder: Path) -> None:
+    """New prototypes alone keep the version, which names the graphs, and draw another picture."""
+    before = keyed.get("/reconstruct?label=7")
+    manifest = folder / "tiny" / "manifest.json"
+    values = json.loads(manifest.read_text())
+    values["prototypes"][7] = values["prototypes"][1]
+    manifest.write_text(json.dumps(values))
+    assert reloaded(keyed) == {"tiny": "replaced"}
+    after = keyed.get("/reconstruct?label=7", headers={"If-None-Match": before.headers["etag"]})
+    assert after.status_code == 200
+    assert after.content != before.content
+
+
+def test_a_folder_of_another_name_than_its_model_is_known_again(keyed: httpx.Client, folder: Path) -> None:
+    (folder / "tiny").rename(folder / "v2")
+    assert reloaded(keyed) == {"tiny": "unchanged"}
+
+
+def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    renewed(folder / "other", "for a while")
+    reloaded(keyed)
+    shutil.rmtree(folder / "other")
+    assert reloaded(keyed) == {"other": "removed", "tiny": "unchanged"}
+    assert keyed.post("/predict?model=other", content=seven).status_code == 404
+    lines = [line for line in keyed.get("/metrics").text.splitlines() if 'model="other"' in line]
+    gauges = ("capserve_queue", "capserve_execution_provider", "capserve_model_info", "capserve_reference")
+    assert {line.rpartition(" ")[2] for line in lines if line.startswith(gauges)} == {"0.0"}
+
+
+def test_what_is_not_sound_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    before = versions(keyed)
+    renewed(folder / "another", "sound, and beside one that is not")
+    (folder / "tiny" / "encoder.onnx").write_bytes(b"no graph")
+    answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert "sha256" in answer.json()["detail"]
+    assert "what was served before still is" in answer.json()["detail"]
+    assert versions(keyed) == before
+    assert keyed.post("/predict", content=seven).status_code == 200
+    assert keyed.get("/readyz").status_code == 200
+
+
+def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    shutil.rmtree(folder / "tiny")
+    assert keyed.post("/models/reload").status_code == 409
+    assert keyed.post("/predict", content=seven).status_code == 200
+
+
+def test_without_a_key_nobody_reloads_over_http(client: httpx.Client, keyed: httpx.Client) -> None:
+    answer = client.post("/models/reload")
+    assert answer.status_code == 403
+    assert "CAPSERVE_API_KEY" in answer.json()["detail"]
+    assert keyed.post("/models/reload", headers={"X-API-Key": "guess"}).status_code == 401
+
+
+def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    statuses: list[int] = []
+    asked = threading.Event()
+
+    def ask() -> None:
+        with reaching(str(keyed.base_url)) as client:
+            client.headers.update(KEY)
+            while not asked.is_set():
+                statuses.append(client.post("/predict", content=seven).status_code)
+
+    clients = [threading.Thread(target=ask) for _ in range(4)]
+    for each in clients:
+        each.start()
+    for turn in range(3):
+        renewed(folder / "tiny", f"turn {turn}")
+        assert reloaded(keyed) == {"tiny": "replaced"}
+        time.sleep(0.6)  # the one before the last goes at its deadline, a second after
+    asked.set()
+    for each in clients:
+        each.join()
+    assert set(statuses) == {200}
+    assert len(statuses) > 50
+
+
+@pytest.fixture(params=[1, 2])
+def started(request: pytest.FixtureRequest, folder: Path) -> Iterator[Process]:
+    with process(models=folder, workers=request.param, api_key="sesame") as running:
+        yield running
+
+
+@pytest.mark.parametrize("how", ["hangup", "post"])
+def test_all_processes_take_it_up(started: Process, folder: Path, how: str) -> None:
+    """By a signal to the first process, or by a request that one of them gets."""
+    renewed(folder / "tiny", how)
+    if how == "hangup":
+        started.popen.send_signal(signal.SIGHUP)
+    else:
+        with reaching(started.url) as client:
+            assert client.post("/models/reload", headers=KEY).json() == {"models": {"tiny": "replaced"}}
+    until = time.monotonic() + 20
+    in_a_row, wanted = 0, bundle.read(folder / "tiny").manifest.version
+    while in_a_row < 30 and time.monotonic() < until:  # each by a connection of its own, so that all processes answer some
+        with reaching(started.url) as client:
+            found = client.get("/models", headers=KEY).json()["models"][0]["version"]
+        in_a_row = in_a_row + 1 if found == wanted else 0
+        time.sleep(0 if in_a_row else 0.05)
+    assert in_a_row == 30
