@@ -6,7 +6,7 @@ BIN := .venv/bin
 RUNTIME := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: install run test lint format train bench clean
+.PHONY: install run test lint format train bench sbom docker-test clean
 
 install: .venv/dev       ## everything: service, training, tools
 
@@ -16,11 +16,12 @@ run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 test: .venv/dev          ## the tests, warnings as errors
 	$(BIN)/pytest
 
-lint: .venv/dev          ## format, style, types, import directions
+lint: .venv/dev          ## format, style, types, import directions, and what is in docker/
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	docker/lint.sh
 
 format: .venv/dev        ## let ruff write the format
 	$(BIN)/ruff format .
@@ -34,6 +35,17 @@ bench: .venv/dev         ## the speed claims, measured as ratios on this machine
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.encoders
 	$(BIN)/python -m benchmarks.serving
+	$(BIN)/python -m benchmarks.load
+
+TARGET ?= cpu
+SBOM ?= sbom.cdx.json
+sbom: .venv/dev          ## what the image TARGET (cpu, gpu) ships, as CycloneDX
+	$(BIN)/python docker/shipped.py $(TARGET) | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml \
+	    --output-reproducible --of JSON --output-file $(SBOM)
+
+DOCKER_TEST ?=
+docker-test:             ## the images and compose files on a real Docker engine; DOCKER_TEST=--gpu tries the GPU's image too
+	$(PYTHON) docker/trial.py $(DOCKER_TEST)
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
