@@ -19,7 +19,7 @@ def available() -> int:
 
 
 def multiplies_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
-    """Whether int8 is faster than float32 here; without such instructions it is slower."""
+    """Whether int8 is faster than float32 here. Without such instructions it is no faster, or wrong: AVX2's sums saturate."""
     try:
         lines = cpuinfo.read_text().splitlines()
     except OSError:

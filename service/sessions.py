@@ -18,7 +18,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle
+from service import bundle, cpus
 from service.bundle import GraphSpec, Manifest, TensorSpec
 from service.errors import StartError
 
@@ -220,6 +220,10 @@ def _options(threads: int, cuda: bool) -> Any:
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if cuda:
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    elif not cpus.multiplies_int8():
+        # Sums of int8 products saturate there, and a network that tells digits apart no longer does. As written, the graph
+        # multiplies in float what was rounded to int8: the same numbers as elsewhere, at the pace of float32.
+        options.add_session_config_entry("session.disable_quant_qdq", "1")
     return options
 
 

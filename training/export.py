@@ -144,8 +144,8 @@ def measurement(evaluation: Evaluation) -> Measured:
 
 
 def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
-    """Adds test figures to a bundle's manifest, its own and by seed those of others, beside what is known of yet others; its graphs,
-    version and fingerprint stay."""
+    """Adds test figures to a bundle's manifest, its own and by seed those of others, beside what is known of yet others; its
+    graphs, version and fingerprint stay."""
     metrics = made.manifest.metrics
     seeds = {each.seed: each for each in metrics.other_seeds}
     seeds |= {seed: OtherSeed(seed=seed, test=_rate(evaluation)) for seed, evaluation in others.items()}

@@ -49,8 +49,8 @@ def reaching(url: str, timeout: float = 20) -> httpx.Client:
 @contextmanager
 def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0) -> Iterator[httpx.Client]:
     """A server of its own for a test that needs other settings; gives a client that knows where it is."""
-    listener = socket.create_server(("127.0.0.1", port))
     app = create_app(chosen, nets)
+    listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()

@@ -99,4 +99,4 @@ def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
     for found in seen(client, written_over("3", "7", np.random.default_rng(0))):
         answer = client.get("/reconstruct", params={"model": "overlap", "pose": found["pose"], "dim": 0, "delta": 0.2})
         assert answer.status_code == 200, answer.text
-        assert Image.open(BytesIO(answer.content)).size == (180, 180)
+        assert Image.open(BytesIO(answer.content)).size == (140, 140)
