@@ -13,7 +13,7 @@ FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
 
 def strength(line: Array) -> float:
     """How far the ink departs from the paper: all but a few pixels by less."""
-    few = max(4, line.size // 2000)
+    few = max(4, line.size // 8000)
     return float(np.partition(line.ravel(), -few)[-few]) if few < line.size else float(line.max())
 
 

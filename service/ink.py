@@ -2,12 +2,13 @@
 
 The paper is a smooth surface fitted to the picture from its border inwards; ink is what departs from it along one line
 through colour space. Specks are dropped, and what is left is 1 in the middle of a stroke and 0 on paper. Where the picture
-shows more than the sheet, it is the sheet alone that is looked at.
+shows more than the sheet, it is the sheet alone that is looked at; where ink is but a small part of it, that part, closer.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -17,21 +18,58 @@ from service.paper import departure
 from service.sheet import sheet_of
 
 LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
+CLOSEST = 4 * LARGEST  # the same, where only a part of it is looked at
+ENOUGH = 60  # pixels of ink's longer side with which nothing is gained by a closer look
+AROUND = 0.5  # of ink's longer side: the paper beside it that is looked at with it
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
 def ink_of(picture: Image.Image) -> Array:
     """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
-    colours = _colours(picture)
+    colours = _colours(picture, LARGEST)
     sheet = sheet_of(colours)
+    ink = _cleaned(departure(colours if sheet is None else sheet))
+    if sheet is not None and not ink.any():
+        sheet, ink = None, _cleaned(departure(colours))
+    if not ink.any() or max(picture.size) <= LARGEST:
+        return ink
+    place = _place(ink)
+    if place.longer >= ENOUGH:
+        return ink
+    colours = _colours(picture, CLOSEST)
     if sheet is not None:
-        ink = _cleaned(departure(sheet))
-        if ink.any():
+        sheet = sheet_of(colours)
+        if sheet is None:
             return ink
-    return _cleaned(departure(colours))
+    closer = _cleaned(departure(place.cut(colours if sheet is None else sheet)))
+    return closer if closer.any() else ink
 
 
-def _colours(picture: Image.Image) -> Array:
+class _Place(NamedTuple):
+    """Where ink lies, as parts of the height and of the width, and its longer side in pixels."""
+
+    rows: tuple[float, float]
+    columns: tuple[float, float]
+    longer: int
+
+    def cut(self, colours: Array) -> Array:
+        height, width, _ = colours.shape
+        top, bottom = (round(part * height) for part in self.rows)
+        left, right = (round(part * width) for part in self.columns)
+        return colours[top:bottom, left:right]
+
+
+def _place(ink: Array) -> _Place:
+    sides = [np.flatnonzero(ink.max(axis=axis)) for axis in (1, 0)]
+    longer = int(max(side[-1] - side[0] + 1 for side in sides))
+    rows, columns = (
+        (max(0.0, (side[0] - AROUND * longer) / full), min(1.0, (side[-1] + 1 + AROUND * longer) / full))
+        for side, full in zip(sides, ink.shape, strict=True)
+    )
+    return _Place(rows, columns, longer)
+
+
+def _colours(picture: Image.Image, largest: int) -> Array:
     """(h, w, 3) in [0, 1], of a size to work with; (h, w, 1) of grey ones, as long as the diagonal of the colour cube."""
     if picture.mode.startswith("I"):
         picture = _eight_bits(picture)
@@ -40,7 +78,7 @@ def _colours(picture: Image.Image) -> Array:
     mode = "RGBA" if clear else "L" if grey else "RGB"
     if picture.mode != mode:  # a copy of a large picture is 100 MB
         picture = picture.convert(mode)
-    factor = -(-max(picture.size) // LARGEST)
+    factor = -(-max(picture.size) // largest)
     if factor > 1:
         picture = picture.reduce(factor)
     if max(picture.size) < SMALLEST:
@@ -74,12 +112,12 @@ def _on_paper(colours: Array, alpha: Array) -> Array:
 
 def _cleaned(line: Array) -> Array:
     """1 in the strokes and 0 around them; specks gone."""
-    blank, full = np.zeros_like(line), strength(line)
-    if full < FAINTEST or full < 5 * grain(line):
+    blank, full, noise = np.zeros_like(line), strength(line), grain(line)
+    if full < FAINTEST or full < 5 * noise:
         return blank
     threshold = otsu(np.clip(line, 0, np.percentile(line, 99.8)))
     paper = 1.48 * float(np.median(np.abs(line[line <= threshold])))
-    threshold = max(threshold, 2.5 * paper)
+    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full))  # of little ink, the two groups are halves of the noise
     strong = line > threshold
     if not strong.any():
         return blank

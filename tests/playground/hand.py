@@ -25,6 +25,10 @@ WRITTEN_SEVEN: list[Stroke] = [
     [(0.42, 0.54), (0.56, 0.52), (0.72, 0.5)],
 ]
 WRITTEN_THREE: list[Stroke] = [[*_arc(0.48, 0.3, 0.2, 0.18, -150, 90), *_arc(0.48, 0.68, 0.23, 0.2, -90, 150)]]
+THREE_AND_SEVEN: list[Stroke] = [
+    [(x - 0.06, y) for x, y in WRITTEN_THREE[0]],
+    *([(x + 0.08, y) for x, y in stroke] for stroke in WRITTEN_SEVEN),
+]
 
 
 def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True, steps: int = 4) -> None:

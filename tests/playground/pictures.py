@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from service.settings import Settings
 from tests.playground.conftest import CHROMIUM, FLAGS, PHONE
-from tests.playground.hand import WRITTEN_SEVEN, WRITTEN_THREE, ask_for, draw
+from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, WRITTEN_THREE, ask_for, draw
 from tests.service.conftest import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -37,6 +37,14 @@ def play(page: Page) -> None:
     page.evaluate("() => scrollTo(0, 0)")
 
 
+def draw_two(page: Page) -> None:
+    page.wait_for_selector("#examples button")
+    draw(page, THREE_AND_SEVEN, steps=1)
+    ask_for(page, "one over the other")
+    page.mouse.move(0, 0)
+    page.wait_for_timeout(500)
+
+
 def main(models: Path) -> None:
     with serving(Settings(models=models)) as client, sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
@@ -45,6 +53,10 @@ def main(models: Path) -> None:
             page.goto(str(client.base_url))
             play(page)
             page.screenshot(path=DOCS / f"playground-{name}.png", full_page=name != "phone")
+        page = browser.new_page(**LOOKS["light"])  # type: ignore[arg-type]
+        page.goto(f"{client.base_url}?model=overlap")
+        draw_two(page)
+        page.screenshot(path=DOCS / "playground-overlap.png")
         browser.close()
 
 

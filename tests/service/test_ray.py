@@ -32,6 +32,7 @@ KEY = {"X-API-Key": "sesame"}
 OF_ITS_OWN = {"x-request-id", "server-timing", "date", "server"}  # headers that differ by nature
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # of 5 a busy machine needs more, and the proxy would be killed
     "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # or one proxy would ask the other node only when its own is full
 }
 
@@ -72,7 +73,9 @@ def cluster() -> Iterator[Cluster]:
     assert popen.stdin is not None
     assert popen.stdout is not None
     try:
-        yield Cluster(popen.stdout.readline().strip(), f"http://127.0.0.1:{port}")
+        address = popen.stdout.readline().strip()
+        assert address, "Ray did not start; it has said why on standard error"
+        yield Cluster(address, f"http://127.0.0.1:{port}")
     finally:
         popen.stdin.close()
         popen.wait(60)

@@ -1,0 +1,50 @@
+"""The page on the bundles that are shipped, as a newcomer meets it after `make run`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from service.settings import Settings
+from tests.playground.conftest import OpenPage
+from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, draw
+from tests.service.conftest import serving
+
+MODELS = Path(__file__).parents[2] / "models"
+
+
+@pytest.fixture(scope="module")
+def shipped() -> Iterator[str]:
+    with serving(Settings(models=MODELS, port=0, linger=0.0)) as client:
+        yield str(client.base_url)
+
+
+def strokes_of(page: Page, colour: str) -> int:
+    """Pixels of what the network believes in which one colour outweighs the other."""
+    pixels: int = page.evaluate(
+        """sign => {
+            const canvas = document.getElementById("believed");
+            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+            return data.reduce((count, red, at) => count + (at % 4 === 0 && sign * (red - data[at + 2]) > 40), 0);
+        }""",
+        {"warm": 1, "cold": -1}[colour],
+    )
+    return pixels
+
+
+def test_a_drawn_digit_is_named(open_page: OpenPage, shipped: str) -> None:
+    page = open_page(at=shipped)
+    draw(page, WRITTEN_SEVEN)
+    ask_for(page, "This is a 7")
+
+
+def test_two_drawn_digits_come_apart(open_page: OpenPage, shipped: str) -> None:
+    page = open_page(at=shipped, path="/?model=overlap")
+    draw(page, THREE_AND_SEVEN)
+    expect(page.locator("#verdict")).to_have_text(re.compile("A (3 and a 7|7 and a 3), one over the other"))
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    assert min(strokes_of(page, "warm"), strokes_of(page, "cold")) > 30
