@@ -9,12 +9,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from service.blots import FAINTEST, Array, grain, strength
+from service.blots import FAINTEST, Array, components, grain, strength
 
 Real = NDArray[np.float64]
 
 NEAR = 0.08  # distance in a colour cube of side 1 that still counts as the same paper
 MOST = 0.75  # share of the border that a smooth surface must explain
+CLEAN = 0.15  # share of the border: ink that touches it covers less
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
@@ -22,16 +23,20 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 def departure(colours: Array) -> Array:
     """(h, w, 3 or 1) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
     border = _border(colours.shape[0], colours.shape[1])
-    first = None
-    for attempt in (_flat, _smooth, _narrow):
+    lines = []
+    for attempt in (_flat, _smooth):
         line = attempt(colours, border)
-        if line is None:
-            continue
-        first = line if first is None else first
-        if _plausible(line, border):
-            return line
-    assert first is not None  # the last attempt always has an answer
-    return first
+        if line is not None:
+            lines.append(line)
+            if _share_off(line, border) < CLEAN and _plausible(line, border):
+                return line
+    lines.append(_narrow(colours, border))
+    return next((line for line in lines if _plausible(line, border)), lines[0])
+
+
+def _share_off(line: Array, border: NDArray[np.bool_]) -> float:
+    """How much of the border is no paper."""
+    return float((line[border] > 0.2 * strength(line)).mean())
 
 
 def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
@@ -45,10 +50,10 @@ def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
         return True  # nothing is written at all
     if -float(np.percentile(line, 1)) > ONE_SIDED * full:
         return False
+    if _share_off(line, border) < CLEAN:
+        return True
     rim = line[border]
     off = rim[rim > 0.2 * full]
-    if off.size < 0.15 * rim.size:
-        return True
     lower, middle, upper = np.percentile(off, (25, 50, 75))
     return bool(middle > 0.8 * full or upper - lower > 0.25 * full)
 
@@ -131,13 +136,21 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
     light = colours.mean(axis=2)
     reach = max(1, round(max(light.shape) * NARROW / 2))
     shaded, lit = -_opened(-light, reach), _opened(light, reach)
-    dark, bright = (shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit)
+    dark, bright = _inside((shaded - light) / _lamp(shaded)), _inside((light - lit) / _lamp(lit))
     # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
     on_rim_of_dark, on_rim_of_bright = (
         float((line[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
     )
     chosen: Array = dark if on_rim_of_dark < max(0.5, on_rim_of_bright) else bright
     return chosen
+
+
+def _inside(line: Array) -> Array:
+    """Without what hangs together with the border, where anything does not: the corner of a shadow is narrow too."""
+    blots = components(line > 0.2 * strength(line))
+    edge = np.concatenate([blots[0], blots[-1], blots[:, 0], blots[:, -1]])
+    inside = ~np.isin(blots, edge) | (blots == 0)
+    return np.where(inside, line, 0) if (blots[inside] > 0).any() else line
 
 
 def _lamp(light: Array) -> Array:
