@@ -117,7 +117,9 @@ def _cleaned(line: Array) -> Array:
         return blank
     threshold = otsu(np.clip(line, 0, np.percentile(line, 99.8)))
     paper = 1.48 * float(np.median(np.abs(line[line <= threshold])))
-    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full))  # of little ink, the two groups are halves of the noise
+    threshold = max(
+        threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full)
+    )  # of little ink, the two groups are halves of the noise
     strong = line > threshold
     if not strong.any():
         return blank

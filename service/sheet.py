@@ -23,7 +23,8 @@ SMALLEST = 0.15  # of the picture: what is smaller is no sheet
 APART = 0.1  # of full scale: what differs by less is one thing, and its halves are noise
 MOST = 0.75  # of the picture: a sheet that has much of its border must have so much of it all, or it is but the part in the light
 FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
-WRITTEN = (0.002, 0.2)  # of the sheet: less is dirt, and more is the inside of a digit that is bold
+WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; more is the inside of a digit that is bold
+ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
 TURNS = np.radians(np.arange(-45, 45, 1.5))
 EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
 
@@ -71,7 +72,17 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     written = 1 - sizes[largest] / whole.sum()
     if written <= WRITTEN[0]:
         written = _inked(light[~_grown(~whole)]) / whole.sum()
-    return whole if WRITTEN[0] < written < WRITTEN[1] and _box(whole).full > FULL else None
+    if written <= WRITTEN[0] and not _on_a_desk(whole, light):
+        return None
+    return whole if written < WRITTEN[1] and _box(whole).full > FULL else None
+
+
+def _on_a_desk(whole: Mask, light: Array) -> bool:
+    """Whether a sheet that looks blank from afar lies there whole, and what surrounds it is like it nowhere."""
+    if _border(whole).any():
+        return False
+    unlike = np.abs(light[~whole] - np.median(light[whole])) > APART
+    return bool(unlike.mean() > ALL_ROUND)
 
 
 def _inked(light: Array) -> int:

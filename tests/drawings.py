@@ -136,6 +136,24 @@ def scaled(mask: Mask, side: int) -> NDArray[np.float32]:
     return np.clip(np.asarray(image), 0, 1)
 
 
+def photographed(
+    mask: Mask, rng: np.random.Generator, size: tuple[int, int], light: Callable[[Mask, Mask], Mask], desk: bool
+) -> Image.Image:
+    """The mask somewhere on a page (height, width), taken with a telephone; `light` is what falls on x and y from -1 to 1."""
+    height, width = size
+    page = np.zeros(size)
+    top, left = (int(rng.integers(side // 6, side - side // 6 - part)) for side, part in zip(size, mask.shape, strict=True))
+    page[top : top + mask.shape[0], left : left + mask.shape[1]] = mask
+    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
+    seen = 0.92 - 0.72 * page
+    if desk:
+        edge = int(rng.integers(width // 20, width // 8))
+        table = np.full(size, 0.35)
+        table[edge:-edge, edge:-edge] = seen[edge:-edge, edge:-edge]
+        seen = table
+    return jpeg(grey(np.zeros(size), 0, seen * light(x, y) + rng.normal(0, 0.03, size)), 80)
+
+
 def jpeg(picture: Image.Image, quality: int) -> Image.Image:
     buffer = io.BytesIO()
     picture.convert("RGB").save(buffer, "JPEG", quality=quality)

@@ -13,6 +13,7 @@ from PIL import Image
 
 from service import images, verdict
 from service.engine import CapsNet, Perception
+from service.ink import ink_of
 from service.sheet import sheet_of
 from tests import drawings
 from tests.mnist import Digits
@@ -201,17 +202,53 @@ def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
 LONE = {
     "an open 0": lambda: drawings.grey(drawings.written("0", generator("0"), width=0.2), 0.0, 1.0),
     "a bold 8": lambda: drawings.grey(drawings.typed("8", bold=6), 0.9, 0.1),
-    "a box": lambda: drawings.grey(np.pad(np.zeros((60, 60)), 20, constant_values=1.0), 0.0, 1.0),
     "half in the shadow": lambda: drawn("pen", "shadow", "3"),
     "a lamp": lambda: drawn("pen", "gradient", "4"),
-    "nothing but a darker sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 170, np.uint8), 30, constant_values=248)),
-    "nothing but a sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 240, np.uint8), 30, constant_values=60)),
 }
 
 
 @pytest.mark.parametrize("picture", LONE.values(), ids=LONE)
 def test_a_digit_is_not_taken_for_a_sheet(picture: Callable[[], Image.Image]) -> None:
     assert sheet_of(np.asarray(picture().convert("RGB"), np.float32) / 255) is None
+
+
+BLANK = {
+    "a box": lambda: drawings.grey(np.pad(np.zeros((60, 60)), 20, constant_values=1.0), 0.0, 1.0),
+    "a darker sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 170, np.uint8), 30, constant_values=248)),
+    "a sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 240, np.uint8), 30, constant_values=60)),
+}
+
+
+@pytest.mark.parametrize("picture", BLANK.values(), ids=BLANK)
+def test_what_has_nothing_on_it_is_what_there_is_to_see(picture: Callable[[], Image.Image]) -> None:
+    ink = ink_of(picture())
+    assert ink[ink.shape[0] // 2, ink.shape[1] // 2] > 0.9
+    assert 0.1 < ink.mean() < 0.6
+
+
+# The light on a page, whether it lies on a desk, how high a digit's mask is, as a part of the page, and how many must be read.
+PAGES: dict[str, tuple[Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]], bool, float, int]] = {
+    "even light": (lambda x, y: np.ones_like(x), False, 0.04, 10),
+    "a lamp": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, False, 0.04, 10),
+    "on a desk": (lambda x, y: np.ones_like(x), True, 0.05, 10),
+    "a lamp on a desk": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, True, 0.15, 10),
+    "a shadow across it": (lambda x, y: 1 - 0.45 / (1 + np.exp(-25 * (0.54 * x + 0.84 * y - 0.3))), False, 0.2, 8),
+}
+
+
+@pytest.mark.parametrize("page", PAGES.values(), ids=PAGES)
+def test_reads_a_small_digit_on_a_large_page(
+    compact: CapsNet, page: tuple[Callable[..., NDArray[np.float64]], bool, float, int]
+) -> None:
+    light, desk, part, enough = page
+    pictures = []
+    for digit in "0123456789":
+        rng = generator(digit, "page")
+        side = round(part * 1600)
+        mask = drawings.cropped(drawings.scaled(drawings.written(digit, rng), side))
+        pictures.append(drawings.photographed(mask, rng, (1600, 1200), light, desk))
+    right = int((labels(compact, prepared(pictures)) == np.arange(10)).sum())
+    assert right >= enough
 
 
 def enlarged(digit: NDArray[np.float64], side: int, how: Image.Resampling) -> Image.Image:
