@@ -257,4 +257,8 @@ document.addEventListener("visibilitychange", look);
 for (const event of ["online", "offline"]) window.addEventListener(event, look);
 window.addEventListener("unhandledrejection", ({ reason }) => refuse("page", reason));
 
+// To the docs and back, and the drawing is still there: it is kept with this entry of the tab's history.
+window.addEventListener("pagehide", () => history.replaceState({ drawing: drawing.kept }, ""));
+if (history.state?.drawing) drawing.restore(history.state.drawing);
+
 askModels();

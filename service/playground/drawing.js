@@ -4,6 +4,8 @@ const INK = 0.085; // width of a stroke, of the slate's side
 const SENT = 224; // pixels of the slate's side, as it is sent
 const SHIFT = 0.07; // of the side: how far two pictures that lie on each other are moved apart
 const REMEMBERED = 100; // steps of undo
+const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is tens of megabytes
+const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
 const NOTHING = { pictures: [], strokes: [] };
 
 export class Drawing extends EventTarget {
@@ -12,6 +14,8 @@ export class Drawing extends EventTarget {
   #before = [];
   #stroke = null; // the one that is being drawn
   #pointer = null;
+  #touched = false; // the stroke that is being drawn is a finger's, or a palm's
+  #penned = -Infinity; // when a pen was last here
 
   constructor(canvas) {
     super();
@@ -42,6 +46,16 @@ export class Drawing extends EventTarget {
     const parts = pictures.map(({ name }) => `example ${name}`);
     if (strokes.length) parts.push(strokes.length === 1 ? "1 stroke" : `${strokes.length} strokes`);
     return parts.join(", ") || "empty";
+  }
+
+  /** What outlives the page, as plain data: strokes, and examples made of them; pictures do not. */
+  get kept() {
+    const { pictures, strokes } = this.#sheet;
+    return { pictures: pictures.filter((each) => each.strokes), strokes };
+  }
+
+  restore(kept) {
+    this.#show(kept, { begun: true });
   }
 
   undo() {
@@ -78,8 +92,13 @@ export class Drawing extends EventTarget {
   }
 
   #begin(event) {
+    const [touches, pens] = [event.pointerType === "touch", event.pointerType === "pen"];
+    if (touches && event.timeStamp - this.#penned < PALM) return;
+    if (pens) this.#penned = event.timeStamp;
+    if (pens && this.#touched) this.#withdraw();
     if (this.#pointer !== null || event.button > 0) return;
     this.#pointer = event.pointerId;
+    this.#touched = touches;
     this.#canvas.setPointerCapture(event.pointerId);
     event.preventDefault();
     // Over a photograph nothing can be drawn that would be seen: the stroke begins a new sheet.
@@ -89,6 +108,7 @@ export class Drawing extends EventTarget {
   }
 
   #extend(event) {
+    if (event.pointerType === "pen") this.#penned = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
     const events = event.getCoalescedEvents?.() ?? [];
     this.#stroke.push(...(events.length ? events : [event]).map((each) => this.#point(each)));
@@ -98,7 +118,15 @@ export class Drawing extends EventTarget {
   #end(event) {
     if (event.pointerId !== this.#pointer) return;
     this.#pointer = this.#stroke = null;
+    this.#touched = false;
     this.#show(this.#sheet);
+  }
+
+  /** What a palm drew that came down before its pen. */
+  #withdraw() {
+    this.#pointer = this.#stroke = null;
+    this.#touched = false;
+    this.undo();
   }
 
   /** In parts of the slate's side, so that a drawing survives a turned phone. */
@@ -108,7 +136,7 @@ export class Drawing extends EventTarget {
   }
 
   #replace(sheet, detail) {
-    this.#before = [...this.#before.slice(1 - REMEMBERED), this.#sheet];
+    this.#before = remembered([...this.#before, this.#sheet]);
     this.#show(sheet, { begun: this.empty || sheet.pictures !== this.#sheet.pictures, ...detail });
   }
 
@@ -125,6 +153,11 @@ export class Drawing extends EventTarget {
     const { color, backgroundColor } = getComputedStyle(this.#canvas);
     render(this.#canvas.getContext("2d"), side, color, backgroundColor, this.#sheet);
   }
+}
+
+function remembered(sheets) {
+  const photographs = sheets.flatMap(({ pictures }, at) => (pictures.some(({ foreign }) => foreign) ? [at] : []));
+  return sheets.slice(Math.max(sheets.length - REMEMBERED, 1 + (photographs.at(-PHOTOGRAPHS - 1) ?? -1), 0));
 }
 
 /** An example on a canvas of its own. */

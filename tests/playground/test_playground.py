@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import shutil
 import subprocess
 import time
@@ -316,6 +317,67 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     assert said(page, "#strip").startswith("Draw a digit and keep it as the start")
     page.reload()
     expect(page.locator("#model")).to_have_value("pair")
+
+
+def test_undo_holds_a_few_pictures_and_no_more(page: Page, tmp_path: Path) -> None:
+    for number in range(8):
+        photo = tmp_path / f"{number}.png"
+        photo.write_bytes(encoded(drawn("7")))
+        page.set_input_files("#file", photo)
+        expect(page.locator("#drawing")).to_have_attribute("aria-label", f"Your drawing: the picture {number}.png")
+        draw(page, ONE, steps=1)
+    undone = 0
+    while page.locator("#undo").is_enabled():
+        page.click("#undo")
+        undone += 1
+    assert undone == 10  # five pictures, and what was drawn after each
+
+
+def test_a_pen_takes_over_from_the_palm_that_came_before_it(open_page: OpenPage) -> None:
+    page = open_page(**PHONE)
+    page.locator("#slate").scroll_into_view_if_needed()
+    box = page.locator("#drawing").bounding_box()
+    assert box is not None
+    hand = page.context.new_cdp_session(page)
+
+    def at(x: float, y: float) -> dict[str, float]:
+        return {"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"]}
+
+    def pen(kind: str, x: float, y: float) -> None:
+        how = {"button": "left", "buttons": 1, "clickCount": 1, "pointerType": "pen"}
+        hand.send("Input.dispatchMouseEvent", {"type": kind, **at(x, y), **how})
+
+    hand.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [at(0.8, 0.9)]})
+    hand.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [at(0.85, 0.92)]})
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: 1 stroke")
+    pen("mousePressed", 0.5, 0.1)
+    for y in (0.3, 0.5, 0.7, 0.9):
+        pen("mouseMoved", 0.5, y)
+    pen("mouseReleased", 0.5, 0.9)
+    hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    hand.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [at(0.2, 0.9)]})
+    hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    ask_for(page, "1")
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: 1 stroke")
+    page.wait_for_timeout(1100)
+    hand.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [at(0.5, 0.9)]})
+    hand.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: 2 strokes")
+
+
+def test_a_drawing_is_still_there_after_a_look_at_the_docs(with_seven: Page) -> None:
+    page = with_seven
+    page.get_by_role("button", name="Example 0").click()
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 0")
+    draw(page, SEVEN)
+    before = image(page, "drawing")
+    page.get_by_role("link", name="Docs").click()
+    expect(page).to_have_url(re.compile("/docs$"))
+    for there_again in (page.go_back, page.reload):
+        there_again()
+        expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 0, 1 stroke")
+        expect(page.locator("#verdict")).not_to_have_text("Nothing yet")
+        assert image(page, "drawing") == before
 
 
 def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPage) -> None:
