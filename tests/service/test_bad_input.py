@@ -199,7 +199,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     began = time.perf_counter()
     with pytest.raises(Unprocessable, match="more than 100 scans; save it again, not progressive"):
         images.read(bomb, 25_000_000)
-    assert time.perf_counter() - began < 0.1
+    assert time.perf_counter() - began < 0.5
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
 
 

@@ -190,7 +190,7 @@ async def test_a_full_queue_answers_at_once():
     began = time.perf_counter()
     with pytest.raises(Busy) as refusal:
         await house.batcher.submit(pictures(1))
-    assert time.perf_counter() - began < 0.1
+    assert time.perf_counter() - began < 0.5
     assert refusal.value.retry_after >= 1
     with pytest.raises(Busy):
         house.batcher.admit()
