@@ -31,18 +31,21 @@ def ink_of(picture: Image.Image) -> Array:
     ink = _cleaned(departure(colours if sheet is None else sheet))
     if sheet is not None and not ink.any():
         sheet, ink = None, _cleaned(departure(colours))
-    if not ink.any() or max(picture.size) <= LARGEST:
-        return ink
-    place = _place(ink)
-    if place.longer >= ENOUGH:
-        return ink
+    if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
+        closer = _closer(picture, place, on_sheet=sheet is not None)
+        return closer if closer.any() else ink
+    return ink
+
+
+def _closer(picture: Image.Image, place: _Place, on_sheet: bool) -> Array:
+    """The ink of a part of the picture, or of its sheet; all zero where the sheet is not found again."""
     colours = _colours(picture, CLOSEST)
-    if sheet is not None:
+    if on_sheet:
         sheet = sheet_of(colours)
         if sheet is None:
-            return ink
-    closer = _cleaned(departure(place.cut(colours if sheet is None else sheet)))
-    return closer if closer.any() else ink
+            return np.zeros((1, 1), np.float32)
+        colours = sheet
+    return _cleaned(departure(place.cut(colours)))
 
 
 class _Place(NamedTuple):
@@ -117,9 +120,8 @@ def _cleaned(line: Array) -> Array:
         return blank
     threshold = otsu(np.clip(line, 0, np.percentile(line, 99.8)))
     paper = 1.48 * float(np.median(np.abs(line[line <= threshold])))
-    threshold = max(
-        threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full)
-    )  # of little ink, the two groups are halves of the noise
+    # Of little ink, the two groups that the threshold parts are halves of the noise.
+    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full))
     strong = line > threshold
     if not strong.any():
         return blank

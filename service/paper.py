@@ -1,10 +1,13 @@
 """What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
 
 Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-all that is narrow is taken away, for hard shadows. A paper is believed if most of the picture's border looks like it.
+all that is narrow is taken away, for hard shadows. A paper is believed if nearly all of the picture's border looks like it,
+or else if what does not may be ink.
 """
 
 from __future__ import annotations
+
+from operator import itemgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +18,9 @@ Real = NDArray[np.float64]
 
 NEAR = 0.08  # distance in a colour cube of side 1 that still counts as the same paper
 MOST = 0.75  # share of the border that a smooth surface must explain
+OFF = 0.2  # of the ink's strength: what departs by more is not paper
 CLEAN = 0.15  # share of the border: ink that touches it covers less
+NONE, SOME, GRAVE = range(3)  # doubt that this is the paper
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
@@ -23,23 +28,17 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 def departure(colours: Array) -> Array:
     """(h, w, 3 or 1) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
     border = _border(colours.shape[0], colours.shape[1])
-    lines = []
-    for attempt in (_flat, _smooth):
+    tried: list[tuple[int, Array]] = []
+    for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
-            lines.append(line)
-            if _share_off(line, border) < CLEAN and _plausible(line, border):
-                return line
-    lines.append(_narrow(colours, border))
-    return next((line for line in lines if _plausible(line, border)), lines[0])
+            tried.append((_doubt(line, border), line))
+        if tried and min(doubt for doubt, _ in tried) <= acceptable:
+            break
+    return min(tried, key=itemgetter(0))[1]  # the simplest of those with the least doubt
 
 
-def _share_off(line: Array, border: NDArray[np.bool_]) -> float:
-    """How much of the border is no paper."""
-    return float((line[border] > 0.2 * strength(line)).mean())
-
-
-def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
+def _doubt(line: Array, border: NDArray[np.bool_]) -> int:
     """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
 
     A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
@@ -47,15 +46,15 @@ def _plausible(line: Array, border: NDArray[np.bool_]) -> bool:
     """
     full = strength(line)
     if full < FAINTEST or full < 5 * grain(line):
-        return True  # nothing is written at all
+        return NONE  # nothing is written at all
     if -float(np.percentile(line, 1)) > ONE_SIDED * full:
-        return False
-    if _share_off(line, border) < CLEAN:
-        return True
+        return GRAVE
     rim = line[border]
-    off = rim[rim > 0.2 * full]
+    off = rim[rim > OFF * full]
+    if off.size < CLEAN * rim.size:
+        return NONE
     lower, middle, upper = np.percentile(off, (25, 50, 75))
-    return bool(middle > 0.8 * full or upper - lower > 0.25 * full)
+    return SOME if middle > 0.8 * full or upper - lower > 0.25 * full else GRAVE
 
 
 def _border(height: int, width: int) -> NDArray[np.bool_]:
@@ -147,7 +146,7 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
 
 def _inside(line: Array) -> Array:
     """Without what hangs together with the border, where anything does not: the corner of a shadow is narrow too."""
-    blots = components(line > 0.2 * strength(line))
+    blots = components(line > OFF * strength(line))
     edge = np.concatenate([blots[0], blots[-1], blots[:, 0], blots[:, -1]])
     inside = ~np.isin(blots, edge) | (blots == 0)
     return np.where(inside, line, 0) if (blots[inside] > 0).any() else line

@@ -65,5 +65,20 @@ def changed(page: Page, canvas: str, before: str) -> str:
     return image(page, canvas)
 
 
+def colours(page: Page) -> tuple[int, int]:
+    """How much of what the network believes is of the first digit's colour, which is warm, and of the second's: pixels."""
+    warm, cold = page.evaluate("""() => {
+        const canvas = document.getElementById("believed");
+        const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
+        let warm = 0, cold = 0;
+        for (let i = 0; i < data.length; i += 4) {
+            if (data[i] > data[i + 2] + 40) warm++;
+            if (data[i + 2] > data[i] + 40) cold++;
+        }
+        return [warm, cold];
+    }""")
+    return warm, cold
+
+
 def said(page: Page, selector: str) -> str:
     return page.locator(selector).inner_text()

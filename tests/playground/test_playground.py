@@ -16,7 +16,7 @@ from playwright.sync_api import Page, Route, expect
 
 from service.engine import CapsNet
 from tests.playground.conftest import PHONE, OpenPage
-from tests.playground.hand import ONE, SEVEN, ask_for, changed, draw, image, said
+from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
 from tests.service.conftest import drawn, encoded, serving, settings
 
 KEY = "correct horse"
@@ -391,16 +391,7 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
     expect(page.locator("#verdict")).to_contain_text(" and ")
     assert page.locator("#lengths .first, #lengths .second").count() == 2
     assert page.locator("#believed-hint .key").count() == 2
-    kinds = page.evaluate("""() => {
-        const { data } = document.getElementById("believed").getContext("2d").getImageData(0, 0, 28, 28);
-        let warm = 0, cold = 0;
-        for (let i = 0; i < data.length; i += 4) {
-            if (data[i] > data[i + 2] + 40) warm++;
-            if (data[i + 2] > data[i] + 40) cold++;
-        }
-        return [warm, cold];
-    }""")
-    assert min(kinds) > 10
+    assert min(colours(page)) > 10
     page.wait_for_timeout(150)
     before = image(page, "turned")
     page.locator("#objects input").nth(1).check()

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import expect
 
 from service.settings import Settings
 from tests.playground.conftest import OpenPage
-from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, draw
+from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, colours, draw
 from tests.service.conftest import serving
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -21,19 +21,6 @@ MODELS = Path(__file__).parents[2] / "models"
 def shipped() -> Iterator[str]:
     with serving(Settings(models=MODELS, port=0, linger=0.0)) as client:
         yield str(client.base_url)
-
-
-def strokes_of(page: Page, colour: str) -> int:
-    """Pixels of what the network believes in which one colour outweighs the other."""
-    pixels: int = page.evaluate(
-        """sign => {
-            const canvas = document.getElementById("believed");
-            const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);
-            return data.reduce((count, red, at) => count + (at % 4 === 0 && sign * (red - data[at + 2]) > 40), 0);
-        }""",
-        {"warm": 1, "cold": -1}[colour],
-    )
-    return pixels
 
 
 def test_a_drawn_digit_is_named(open_page: OpenPage, shipped: str) -> None:
@@ -47,4 +34,4 @@ def test_two_drawn_digits_come_apart(open_page: OpenPage, shipped: str) -> None:
     draw(page, THREE_AND_SEVEN)
     expect(page.locator("#verdict")).to_have_text(re.compile("A (3 and a 7|7 and a 3), one over the other"))
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
-    assert min(strokes_of(page, "warm"), strokes_of(page, "cold")) > 30
+    assert min(colours(page)) > 30
