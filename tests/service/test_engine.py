@@ -81,7 +81,7 @@ def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_int8_is_the_same_on_every_processor() -> None:
-    """Where sums of int8 products saturate, the network would take one digit for another, and the replay hardly notice."""
+    """Where sums of int8 products saturate, the network would take one digit for another."""
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     as_written = ort.SessionOptions()
@@ -91,6 +91,17 @@ def test_int8_is_the_same_on_every_processor() -> None:
     (expected,) = reference.run([LENGTHS.name], {IMAGES.name: noise})
     lengths, _ = engine.load(made, "int8", device).classify(noise)
     np.testing.assert_allclose(lengths, expected, atol=0.01)
+
+
+@pytest.mark.skipif(cpus.multiplies_int8(), reason="sums of int8 products do not saturate on this processor")
+@pytest.mark.parametrize("name", ["compact", "overlap"])
+def test_a_replay_notices_sums_that_saturate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made = bundle.read(ROOT / "models" / name)
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    assert engine.load(made, "int8", device).replay < 0.002
+    monkeypatch.setattr(cpus, "multiplies_int8", lambda: True)  # so its int8 kernels are used after all
+    with pytest.raises(BundleError, match=r"int8 replay of lengths: expected example\.npz within 0\.02, found 0\.[1-9]"):
+        engine.load(made, "int8", device)
 
 
 def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
