@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from training.config import Primary
 from training.errors import UnknownNameError
 from training.routing import ROUTINGS
+from training.spectral import SpectralConv2d
 
 SQUASH_CONSTANTS: dict[str, float | None] = {
     "paper": 1.0,  # Sabour et al. 2017, Eq. 1
@@ -43,6 +44,9 @@ def lengths(capsules: Tensor) -> Tensor:
     return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
 
 
+LARGE = 7  # kernels from here on are trained by their spectra
+
+
 class PrimaryCapsules(nn.Module):
     """Feature maps -> capsules (batch, places * kinds, size).
 
@@ -55,7 +59,8 @@ class PrimaryCapsules(nn.Module):
         self.convolution: nn.Module = nn.Identity()
         if config.kernel:
             groups = channels if config.depthwise else 1
-            self.convolution = nn.Conv2d(channels, config.kinds * config.size, config.kernel, config.stride, groups=groups)
+            kind = SpectralConv2d if config.kernel >= LARGE and groups == 1 else nn.Conv2d
+            self.convolution = kind(channels, config.kinds * config.size, config.kernel, config.stride, groups=groups)
         self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)

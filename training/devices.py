@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +15,8 @@ import torch
 import torch.distributed as dist
 
 from training.errors import UnknownNameError
+
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,8 @@ def place() -> Iterator[Place]:
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         torch.cuda.set_device(device)
+    else:
+        keep_memory()
     if world == 1:
         yield Place(device)
         return
@@ -67,7 +73,7 @@ def place() -> Iterator[Place]:
 
 def precision(name: str, device: torch.device) -> torch.dtype:
     """bf16 under `auto` where the processor multiplies it natively: 1.8 times the steps/s of `paper` in float32 on a CPU
-    with AMX, both with channels_last (benchmarks/training_step.py)."""
+    with AMX, both convolved directly (benchmarks/training_step.py)."""
     if name == "auto":
         name = "bf16" if _multiplies_bf16(device) else "fp32"
     choices = {"fp32": torch.float32, "bf16": torch.bfloat16}
@@ -82,6 +88,14 @@ def hardware(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores"
+
+
+def keep_memory() -> None:
+    """Let glibc keep what tensors free. It gives large blocks back at once, and each step would wait for zeroed pages again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None  # other C libraries have none
+    if mallopt is not None:
+        mallopt(M_MMAP_MAX, 0)
+        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
 
 
 def _multiplies_bf16(device: torch.device) -> bool:
