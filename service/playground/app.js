@@ -125,6 +125,7 @@ function drawPose(byHand) {
 }
 
 function drawMorph() {
+  if (!model) return;
   const query = () => [["model", model.name], ...morph.query];
   const ask = async (signal) => shown(await api.draw("reconstruct/morph", query(), { signal }));
   start("morph", ask, (picture) => morph.show(picture));
@@ -157,7 +158,7 @@ async function showExamples() {
   const buttons = examples.map((example) => {
     const canvas = element("canvas", { width: EXAMPLE, height: EXAMPLE, "aria-hidden": "true" });
     const button = element("button", { type: "button", "aria-label": `Example ${example.name}`, title: example.name }, canvas);
-    button.addEventListener("click", () => drawing.place(example, model.manifest.max_objects > 1));
+    button.addEventListener("click", () => drawing.place(example, asked.manifest.max_objects > 1));
     return button;
   });
   byId("examples").replaceChildren(...buttons);
@@ -235,7 +236,8 @@ acceptPictures({
 byId("undo").addEventListener("click", () => drawing.undo());
 byId("clear").addEventListener("click", () => drawing.clear());
 document.addEventListener("keydown", (event) => {
-  if (event.key.toLowerCase() !== "z" || !(event.ctrlKey || event.metaKey) || event.shiftKey || event.target.matches("input:not([type=range])")) return;
+  if (event.key.toLowerCase() !== "z" || !(event.ctrlKey || event.metaKey) || event.shiftKey) return;
+  if (event.target.matches("[type=number], [type=password]") || byId("sweep").open) return; // what is typed there is undone
   event.preventDefault();
   if (drawing.undoable) drawing.undo();
 });
@@ -257,8 +259,9 @@ document.addEventListener("visibilitychange", look);
 for (const event of ["online", "offline"]) window.addEventListener(event, look);
 window.addEventListener("unhandledrejection", ({ reason }) => refuse("page", reason));
 
-// To the docs and back, and the drawing is still there: it is kept with this entry of the tab's history.
-window.addEventListener("pagehide", () => history.replaceState({ drawing: drawing.kept }, ""));
-if (history.state?.drawing) drawing.restore(history.state.drawing);
-
 askModels();
+
+// To the docs and back, and the drawing is still there: it is kept with this entry of the tab's history. A phone that needs memory
+// drops a hidden page without another word.
+for (const event of ["visibilitychange", "pagehide"]) window.addEventListener(event, () => history.replaceState({ drawing: drawing.kept }, ""));
+if (history.state?.drawing) drawing.restore(history.state.drawing);

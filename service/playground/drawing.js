@@ -4,7 +4,7 @@ const INK = 0.085; // width of a stroke, of the slate's side
 const SENT = 224; // pixels of the slate's side, as it is sent
 const SHIFT = 0.07; // of the side: how far two pictures that lie on each other are moved apart
 const REMEMBERED = 100; // steps of undo
-const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is tens of megabytes
+const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is megabytes
 const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
 const NOTHING = { pictures: [], strokes: [] };
 
@@ -14,7 +14,7 @@ export class Drawing extends EventTarget {
   #before = [];
   #stroke = null; // the one that is being drawn
   #pointer = null;
-  #touched = false; // the stroke that is being drawn is a finger's, or a palm's
+  #touched = false; // that stroke is a finger's, or a palm's
   #penned = -Infinity; // when a pen was last here
 
   constructor(canvas) {
@@ -48,17 +48,17 @@ export class Drawing extends EventTarget {
     return parts.join(", ") || "empty";
   }
 
-  /** What outlives the page, as plain data: strokes, and examples made of them; pictures do not. */
+  /** What outlives the page, as plain data: a sheet of strokes, and of examples made of them; one with a picture does not. */
   get kept() {
-    const { pictures, strokes } = this.#sheet;
-    return { pictures: pictures.filter((each) => each.strokes), strokes };
+    return this.#sheet.pictures.every((each) => each.strokes) ? this.#sheet : NOTHING;
   }
 
   restore(kept) {
-    this.#show(kept, { begun: true });
+    this.#show(kept);
   }
 
   undo() {
+    this.#letGo();
     this.#show(this.#before.pop() ?? NOTHING);
   }
 
@@ -76,7 +76,7 @@ export class Drawing extends EventTarget {
     const kept = over && !this.#foreign ? this.#sheet : NOTHING;
     const below = kept.pictures.slice(-1);
     const pictures = [...below.map((each) => ({ ...each, shift: -SHIFT })), { ...example, shift: below.length ? SHIFT : 0 }];
-    this.#replace({ pictures, strokes: kept.strokes });
+    this.#replace({ pictures, strokes: below.length ? [] : kept.strokes }); // two at most: what was drawn beside one goes
   }
 
   /** { blob, name } to send; the name is that of a file of the user's. */
@@ -95,38 +95,40 @@ export class Drawing extends EventTarget {
     const [touches, pens] = [event.pointerType === "touch", event.pointerType === "pen"];
     if (touches && event.timeStamp - this.#penned < PALM) return;
     if (pens) this.#penned = event.timeStamp;
-    if (pens && this.#touched) this.#withdraw();
+    if (pens && this.#touched) this.undo();
     if (this.#pointer !== null || event.button > 0) return;
-    this.#pointer = event.pointerId;
-    this.#touched = touches;
-    this.#canvas.setPointerCapture(event.pointerId);
     event.preventDefault();
     // Over a photograph nothing can be drawn that would be seen: the stroke begins a new sheet.
     const kept = this.#foreign ? NOTHING : this.#sheet;
-    this.#stroke = [this.#point(event)];
-    this.#replace({ pictures: kept.pictures, strokes: [...kept.strokes, this.#stroke] }, { drawing: true });
+    const stroke = [this.#point(event)];
+    this.#replace({ pictures: kept.pictures, strokes: [...kept.strokes, stroke] }, true);
+    this.#stroke = stroke;
+    this.#pointer = event.pointerId;
+    this.#touched = touches;
+    this.#canvas.setPointerCapture(event.pointerId);
   }
 
   #extend(event) {
     if (event.pointerType === "pen") this.#penned = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
+    if (!event.buttons) return this.#end(event); // it was lifted where nothing was said of it
     const events = event.getCoalescedEvents?.() ?? [];
     this.#stroke.push(...(events.length ? events : [event]).map((each) => this.#point(each)));
-    this.#show(this.#sheet, { drawing: true });
+    this.#show(this.#sheet, true);
   }
 
   #end(event) {
+    if (event.pointerType === "pen") this.#penned = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
-    this.#pointer = this.#stroke = null;
-    this.#touched = false;
+    if (event.type === "pointercancel" && this.#touched) return this.undo(); // it was a palm or a gesture, says the system
+    this.#letGo();
     this.#show(this.#sheet);
   }
 
-  /** What a palm drew that came down before its pen. */
-  #withdraw() {
+  /** The stroke under way is at its end, whatever its pointer still does. */
+  #letGo() {
     this.#pointer = this.#stroke = null;
     this.#touched = false;
-    this.undo();
   }
 
   /** In parts of the slate's side, so that a drawing survives a turned phone. */
@@ -135,13 +137,15 @@ export class Drawing extends EventTarget {
     return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
   }
 
-  #replace(sheet, detail) {
+  #replace(sheet, drawing) {
+    this.#letGo();
     this.#before = remembered([...this.#before, this.#sheet]);
-    this.#show(sheet, { begun: this.empty || sheet.pictures !== this.#sheet.pictures, ...detail });
+    this.#show(sheet, drawing);
   }
 
   /** `drawing`: the pen is still down. `begun`: this is another drawing than before, not more of it. */
-  #show(sheet, { drawing = false, begun = false } = {}) {
+  #show(sheet, drawing = false) {
+    const begun = this.empty || sheet.pictures !== this.#sheet.pictures;
     this.#sheet = sheet;
     this.#render();
     this.dispatchEvent(new CustomEvent("change", { detail: { drawing, begun } }));
@@ -157,7 +161,7 @@ export class Drawing extends EventTarget {
 
 function remembered(sheets) {
   const photographs = sheets.flatMap(({ pictures }, at) => (pictures.some(({ foreign }) => foreign) ? [at] : []));
-  return sheets.slice(Math.max(sheets.length - REMEMBERED, 1 + (photographs.at(-PHOTOGRAPHS - 1) ?? -1), 0));
+  return sheets.slice(Math.max(sheets.length - REMEMBERED, 1 + (photographs.at(-PHOTOGRAPHS - 1) ?? -1)));
 }
 
 /** An example on a canvas of its own. */

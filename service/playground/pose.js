@@ -38,7 +38,7 @@ export class PosePanel {
 
   /** The objects of an answer; none for an empty slate, which leaves the model's own prototypes to turn. */
   setObjects(objects, { begun = true } = {}) {
-    const chosen = begun || this.#objects.length !== objects.length ? 0 : this.index;
+    const chosen = begun ? 0 : Math.max(0, objects.findIndex(({ label }) => label === this.object?.label)); // the longest comes first
     const asLabel = begun || !this.#objects.length ? "" : byId("as-label").value;
     this.#objects = objects;
     this.#offerObjects(chosen);

@@ -1,0 +1,177 @@
+"""The slate under mouse, finger, palm and pen, with undo and what outlives the page."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.playground.conftest import PHONE, OpenPage
+from tests.playground.hand import ONE, SEVEN, Stroke, ask_for, draw, image
+from tests.service.conftest import drawn, encoded
+
+
+class Hand:
+    """Fingers, palm and pen on a tablet, at places in parts of the slate's side."""
+
+    def __init__(self, page: Page) -> None:
+        page.locator("#slate").scroll_into_view_if_needed()
+        box = page.locator("#drawing").bounding_box()
+        assert box is not None
+        self.box, self.session = box, page.context.new_cdp_session(page)
+
+    def touch(self, kind: str, *places: tuple[float, float]) -> None:
+        """touchStart, touchMove, touchEnd or touchCancel."""
+        self.session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [self._at(*place) for place in places]})
+
+    def write(self, stroke: Stroke) -> None:
+        """With a pen, from its touching the slate to its leaving it."""
+        self._pen("mousePressed", stroke[0])
+        for place in stroke[1:]:
+            self._pen("mouseMoved", place)
+        self._pen("mouseReleased", stroke[-1])
+
+    def _pen(self, kind: str, place: tuple[float, float]) -> None:
+        how = {"button": "left", "buttons": 1, "clickCount": 1, "pointerType": "pen"}
+        self.session.send("Input.dispatchMouseEvent", {"type": kind, **self._at(*place), **how})
+
+    def _at(self, x: float, y: float) -> dict[str, float]:
+        return {"x": self.box["x"] + x * self.box["width"], "y": self.box["y"] + y * self.box["height"]}
+
+
+def on_the_slate(page: Page, what: str) -> None:
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", f"Your drawing: {what}")
+
+
+@pytest.fixture
+def tablet(open_page: OpenPage) -> Page:
+    return open_page(**PHONE)
+
+
+def test_undo_and_clear(with_seven: Page) -> None:
+    page = with_seven
+    seven = image(page, "drawing")
+    draw(page, [[(0.2, 0.9), (0.8, 0.9)]])
+    assert image(page, "drawing") != seven
+    page.keyboard.press("Control+z")
+    assert image(page, "drawing") == seven
+    page.click("#clear")
+    expect(page.locator("#verdict")).to_have_text("Nothing yet")
+    expect(page.locator("#invitation")).to_be_visible()
+    page.click("#undo")  # clearing is no accident that cannot be undone
+    assert image(page, "drawing") == seven
+    ask_for(page, "7")
+
+
+def test_undo_holds_a_few_pictures_and_no_more(page: Page, tmp_path: Path) -> None:
+    for number in range(8):
+        photo = tmp_path / f"{number}.png"
+        photo.write_bytes(encoded(drawn("7")))
+        page.set_input_files("#file", photo)
+        on_the_slate(page, f"the picture {number}.png")
+        draw(page, ONE, steps=1)
+    undone = 0
+    while page.locator("#undo").is_enabled():
+        page.click("#undo")
+        undone += 1
+    assert undone == 10  # five pictures, and what was drawn after each
+
+
+def test_a_pen_takes_over_from_the_palm_that_came_before_it(tablet: Page) -> None:
+    hand = Hand(tablet)
+    hand.touch("touchStart", (0.8, 0.9))
+    hand.touch("touchMove", (0.85, 0.92))
+    on_the_slate(tablet, "1 stroke")
+    hand.write([(0.5, 0.1), (0.5, 0.3), (0.5, 0.5), (0.5, 0.7), (0.5, 0.9)])
+    hand.touch("touchEnd")
+    hand.touch("touchStart", (0.2, 0.9))
+    hand.touch("touchEnd")
+    ask_for(tablet, "1")
+    on_the_slate(tablet, "1 stroke")
+    tablet.wait_for_timeout(1100)
+    hand.touch("touchStart", (0.5, 0.9))
+    hand.touch("touchEnd")
+    on_the_slate(tablet, "2 strokes")
+
+
+def test_a_touch_that_the_system_takes_for_a_palm_leaves_nothing(tablet: Page) -> None:
+    hand = Hand(tablet)
+    hand.touch("touchStart", (0.8, 0.9))
+    hand.touch("touchMove", (0.85, 0.92))
+    on_the_slate(tablet, "1 stroke")
+    hand.touch("touchCancel")
+    on_the_slate(tablet, "empty")
+
+
+def test_a_pen_takes_back_nothing_but_the_palms_stroke(tablet: Page) -> None:
+    hand = Hand(tablet)
+    hand.touch("touchStart", (0.8, 0.9))
+    tablet.get_by_role("button", name="Example 3").press("Enter")
+    on_the_slate(tablet, "example 3")
+    hand.touch("touchMove", (0.85, 0.92))
+    hand.write([(0.5, 0.1), (0.5, 0.3)])
+    on_the_slate(tablet, "example 3, 1 stroke")
+
+
+def test_a_stroke_that_is_undone_while_it_is_drawn_ends_there(page: Page) -> None:
+    draw(page, ONE)
+    draw(page, SEVEN, lift=False)
+    on_the_slate(page, "2 strokes")
+    page.keyboard.press("Control+z")
+    page.mouse.move(200, 200, steps=4)
+    page.mouse.up()
+    on_the_slate(page, "1 stroke")
+    draw(page, SEVEN)
+    on_the_slate(page, "2 strokes")
+
+
+def test_another_digit_that_undo_brings_back_has_its_pose_untouched(page: Page) -> None:
+    for label in "38":
+        page.get_by_role("button", name=f"Example {label}").click()
+        ask_for(page, label)
+    page.locator("#sliders input").first.press("End")
+    expect(page.locator("#reset")).to_be_enabled()
+    page.keyboard.press("Control+z")
+    ask_for(page, "3")
+    expect(page.locator("#reset")).to_be_disabled()
+
+
+def test_of_three_digits_a_network_of_two_gets_the_last_two(open_page: OpenPage) -> None:
+    page = open_page(path="/?model=pair")
+    draw(page, SEVEN)
+    page.get_by_role("button", name="Example 0").click()
+    on_the_slate(page, "example 0, 1 stroke")
+    page.get_by_role("button", name="Example 1").click()
+    on_the_slate(page, "example 0, example 1")
+
+
+def test_a_drawing_is_still_there_after_a_look_at_the_docs(with_seven: Page) -> None:
+    page = with_seven
+    page.get_by_role("button", name="Example 0").click()
+    on_the_slate(page, "example 0")
+    draw(page, SEVEN)
+    before = image(page, "drawing")
+    page.get_by_role("link", name="Docs").click()
+    expect(page).to_have_url(re.compile("/docs$"))
+    for there_again in (page.go_back, page.reload):
+        there_again()
+        on_the_slate(page, "example 0, 1 stroke")
+        expect(page.locator("#verdict")).not_to_have_text("Nothing yet")
+        assert image(page, "drawing") == before
+
+
+def test_a_hidden_page_that_is_dropped_has_kept_its_drawing(with_seven: Page) -> None:
+    """As a phone does that needs memory: it says that the page is hidden, and no more."""
+    with_seven.evaluate("history.replaceState(null, '')")
+    with_seven.evaluate("document.dispatchEvent(new Event('visibilitychange', { bubbles: true }))")
+    assert with_seven.evaluate("history.state.drawing.strokes.length") == 1
+
+
+def test_of_a_drawing_on_a_picture_nothing_is_kept(page: Page, tmp_path: Path) -> None:
+    (tmp_path / "seven.png").write_bytes(encoded(drawn("7")))
+    page.set_input_files("#file", tmp_path / "seven.png")
+    on_the_slate(page, "the picture seven.png")
+    page.reload()
+    on_the_slate(page, "empty")
