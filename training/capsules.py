@@ -44,9 +44,6 @@ def lengths(capsules: Tensor) -> Tensor:
     return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
 
 
-LARGE = 7  # kernels from here on are trained by their spectra
-
-
 class PrimaryCapsules(nn.Module):
     """Feature maps -> capsules (batch, places * kinds, size).
 
@@ -59,8 +56,7 @@ class PrimaryCapsules(nn.Module):
         self.convolution: nn.Module = nn.Identity()
         if config.kernel:
             groups = channels if config.depthwise else 1
-            kind = SpectralConv2d if config.kernel >= LARGE and groups == 1 else nn.Conv2d
-            self.convolution = kind(channels, config.kinds * config.size, config.kernel, config.stride, groups=groups)
+            self.convolution = SpectralConv2d(channels, config.kinds * config.size, config.kernel, config.stride, groups=groups)
         self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)

@@ -95,7 +95,7 @@ def keep_memory() -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None  # other C libraries have none
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
-        mallopt(M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(M_TRIM_THRESHOLD, -1)
 
 
 def _multiplies_bf16(device: torch.device) -> bool:

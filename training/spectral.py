@@ -1,10 +1,10 @@
-"""A convolution with large kernels as products of spectra: the sums of nn.Conv2d with a fifth of the multiplications, or fewer.
+"""A convolution with large kernels as products of spectra: the sums of nn.Conv2d for less than a third of the work.
 
 With stride s a convolution is the sum of s * s ordinary ones, each between every s-th row and column of picture and kernel
 (their phases). In the Fourier domain each of these is a product per frequency; real pictures need half of the frequencies, and
 Gauss's trick makes a complex product from three real ones. So everything is a matrix: `reads` and `weighs` take picture and
 kernel to the points where they are multiplied, `writes` takes the products to what the convolution gives. For the second
-convolution of `paper` (20x20, kernel 9, stride 2): 4 phases x 148 points = 592 multiplications where 36 places x 81 = 2,916 were.
+convolution of `paper` (20x20, kernel 9, stride 2): 4 phases x 148 points = 592 products where 36 places x 81 = 2,916 were.
 """
 
 from __future__ import annotations
@@ -17,15 +17,23 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+LARGE, MOST = 7, 40  # kernels from here on; pictures up to here, whose spectra still fit into memory
+
 
 class SpectralConv2d(nn.Conv2d):
-    """nn.Conv2d without padding, for square pictures; while it trains in float32 on a CPU it computes with spectra."""
+    """nn.Conv2d without padding, which computes with spectra while it trains on a CPU, where that is less work."""
 
-    def forward(self, images: Tensor) -> Tensor:  # (batch, in, H, H) -> (batch, out, h, h)
-        if not self.training or images.device.type != "cpu" or torch.is_autocast_enabled("cpu"):
+    def forward(self, images: Tensor) -> Tensor:  # (batch, in, H, W) -> (batch, out, h, w)
+        if not (self.training and self._pays(images)):
             return super().forward(images)
         found = convolve(images, self.weight, self.stride[0])
         return found if self.bias is None else found + self.bias[:, None, None]
+
+    def _pays(self, images: Tensor) -> bool:
+        kernel, (height, width) = self.kernel_size[0], images.shape[2:]
+        float32 = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
+        fits = self.groups == 1 and kernel >= LARGE and 2 * kernel <= height == width <= MOST
+        return images.device.type == "cpu" and float32 and fits
 
 
 def convolve(images: Tensor, kernels: Tensor, stride: int) -> Tensor:

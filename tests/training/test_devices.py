@@ -27,4 +27,4 @@ def test_freed_tensors_are_used_again_without_new_pages() -> None:
         code = FAULTS.format(first=first)
         return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
-    assert faults("keep_memory()") < faults("") / 10
+    assert faults("keep_memory()") <= faults("") / 4

@@ -8,7 +8,7 @@ from training.config import PRESETS, CapsuleNet, Primary
 from training.networks import Network
 from training.spectral import SpectralConv2d, convolve, points
 
-SHAPES = [(20, 9, 2), (21, 9, 2), (28, 9, 1), (16, 7, 3), (9, 9, 1), (12, 8, 4)]
+SHAPES = [(20, 9, 2), (21, 9, 2), (21, 8, 2), (28, 9, 1), (16, 7, 3), (9, 9, 1), (12, 8, 4)]
 
 
 def both(size: int, kernel: int, stride: int) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
@@ -36,22 +36,39 @@ def test_multiplies_at_a_fifth_of_the_places_for_paper() -> None:
     assert 4 * len(reads) < 36 * 81 / 4.9
 
 
-def test_is_used_to_train_large_kernels_on_a_cpu_and_nowhere_else(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def used(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
+    """Grows with each use of spectra."""
     used: list[bool] = []
     monkeypatch.setattr("training.spectral.convolve", lambda *given: used.append(True) or convolve(*given))
+    return used
+
+
+def test_is_used_to_train_in_float32_on_a_cpu_and_nowhere_else(used: list[bool]) -> None:
     layer, images = SpectralConv2d(2, 3, 9, 2), torch.rand(1, 2, 20, 20)
     trained = layer(images)
     assert used == [True]
     torch.testing.assert_close(layer.eval()(images), trained)
     with torch.autocast("cpu", torch.bfloat16):
         assert layer.train()(images).dtype == torch.bfloat16
+    layer.double()(images.double())
     assert used == [True]
 
 
+@pytest.mark.parametrize(("height", "width"), [(20, 48), (16, 16), (42, 42)])
+def test_pictures_that_are_not_square_too_small_or_too_large_are_convolved_directly(
+    height: int, width: int, used: list[bool]
+) -> None:
+    layer, images = SpectralConv2d(2, 3, 9, 2), torch.rand(1, 2, height, width)
+    torch.testing.assert_close(layer(images), F.conv2d(images, layer.weight, layer.bias, stride=2))
+    assert not used
+
+
 @pytest.mark.parametrize("name", [name for name, config in PRESETS.items() if isinstance(config.network, CapsuleNet)])
-def test_only_paper_has_such_a_layer(name: str) -> None:
-    found = [layer for layer in Network(PRESETS[name].network).modules() if isinstance(layer, SpectralConv2d)]
-    assert len(found) == (name == "paper")
+def test_only_paper_has_kernels_so_large(name: str, used: list[bool]) -> None:
+    network = Network(PRESETS[name].network)
+    network(torch.rand(2, *PRESETS[name].network.image_shape), torch.tensor([[0], [1]]))
+    assert bool(used) == (name == "paper")
 
 
 def test_its_weights_are_those_of_any_convolution() -> None:
