@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from asyncio import BaseTransport, TimerHandle
+from collections.abc import Callable
 from typing import Any
 
 import httptools
@@ -22,11 +23,11 @@ LINGER = 1.0  # seconds in which a client that still sends may read why it was r
 
 
 class Protocol(HttpToolsProtocol):
-    def __init__(self, *uvicorns: Any, patience: float, **own: Any) -> None:
-        """`patience` is the seconds that a head may take."""
+    def __init__(self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], **own: Any) -> None:
+        """`patience` is the seconds that a head may take; `count` is told what is refused here, before the app sees it."""
         super().__init__(*uvicorns, **own)
         self.parser = self._new_parser()
-        self._patience = patience
+        self._patience, self._count = patience, count
         self._head = 0  # bytes since a head was complete, or a part of a body was there
         self._in_head = False
         self._timer: TimerHandle | None = None
@@ -121,6 +122,7 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: ServiceError) -> None:
         """Nothing more is read. What was asked before is answered; then the connection closes."""
         logger.info("refused with %s: %s", error.status, error.detail)
+        self._count(error)
         self._refused = True
         self._forget_timer()
         cycle = self.cycle

@@ -22,6 +22,7 @@ from service.catalogue import Catalogue
 from service.errors import StartError
 from service.protocol import Protocol
 from service.settings import Settings
+from service.state import Service
 
 logger = logging.getLogger(__name__)
 
@@ -78,9 +79,10 @@ def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None
     """Serves on a bound socket until it is told to stop; sets `listened` once it answers there."""
     allocator.return_large_blocks()
     app = create_app(settings)
+    service: Service = app.state.service
     config = uvicorn.Config(
         app,
-        http=partial(Protocol, patience=settings.patience),  # type: ignore[arg-type]  # called as the class would be
+        http=partial(Protocol, patience=settings.patience, count=service.metrics.refused),  # type: ignore[arg-type]  # called as a class
         log_config=None,  # logs.py has set it
         access_log=False,
         server_header=False,
@@ -90,4 +92,4 @@ def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None
         timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close
         timeout_graceful_shutdown=math.ceil(settings.drain),
     )
-    Server(config, app.state.service.catalogue, settings.linger, listened).run([listener])
+    Server(config, service.catalogue, settings.linger, listened).run([listener])

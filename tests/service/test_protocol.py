@@ -157,3 +157,18 @@ def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: by
 
 def test_http_1_0_needs_no_host(server: Process) -> None:
     assert statuses(said(server, b"GET /healthz HTTP/1.0\r\n\r\n")) == [200]
+
+
+def test_what_is_refused_before_the_app_sees_it_is_counted(server: Process) -> None:
+    def counted() -> dict[str, float]:
+        metrics = asyncio.run(ask(server, GET.replace(b"/healthz", b"/metrics"))).body.decode()
+        found = re.findall(r'^capserve_rejections_total{reason="(\w+)"} (\S+)$', metrics, re.MULTILINE)
+        return {why: float(count) for why, count in found}
+
+    before = counted()
+    said(server, head(MOST_HEAD + 1))
+    said(server, b"nonsense\r\n\r\n")
+    said(server, GET[:10])
+    after = counted()
+    grown = {why: after[why] - before.get(why, 0) for why in after if after[why] != before.get(why)}
+    assert grown == {"HeadTooLarge": 1, "MalformedRequest": 1, "TooSlow": 1}
