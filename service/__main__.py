@@ -47,7 +47,9 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(command=commands.check)
     predict = verbs.add_parser("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
     predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    predict.add_argument("--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like MNIST")
+    predict.add_argument(
+        "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
+    )
     predict.add_argument(
         "--reconstruct", action=argparse.BooleanOptionalAction, default=False, help="put drawings into the answer"
     )

@@ -186,6 +186,7 @@ class Manifest(_Part):
     image_shape: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]
+    boxed: bool = True  # trained on ink fitted into a box, as MNIST was made: normalise=auto does so too; else it scales, no more
     routing: Routing | None  # None for a plain CNN, which has nothing to route
     preset: str
     dataset: str

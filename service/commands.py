@@ -82,7 +82,7 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
     for path in files:
         try:
             picture = images.read(path.read_bytes(), settings.max_pixels)
-            image = images.prepare(picture, net.manifest.image_shape, normalise, net.manifest.max_objects)
+            image = images.prepare(picture, net.manifest.image_shape, normalise, net.manifest.max_objects, net.manifest.boxed)
         except (OSError, ServiceError) as error:
             print(f"capserve: {path}: {error}", file=sys.stderr)
             status = 1

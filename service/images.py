@@ -79,9 +79,13 @@ def read(data: bytes, max_pixels: int) -> Image.Image:
         return picture if turn is None else picture.transpose(turn)
 
 
-def prepare(picture: Image.Image, image_shape: tuple[int, int, int], normalise: bool, objects: int = 1) -> Array:
+def prepare(
+    picture: Image.Image, image_shape: tuple[int, int, int], normalise: bool, objects: int = 1, boxed: bool = True
+) -> Array:
     """A picture as the network takes it: (C, H, W) in [0, 1], made to look like the training set if asked to."""
     channels, height, width = image_shape
+    if normalise and not boxed:
+        return normalising.scaled(picture, channels, height, width)
     if normalise:
         grey = normalising.normalise(picture, height, width, objects)
         return np.repeat(grey[None], channels, axis=0)

@@ -1,4 +1,4 @@
-"""Any picture of a digit -> one that looks like the training set. Knows no model.
+"""Any picture of a digit -> one that looks like the training set, or any picture of anything -> its size. Knows no model.
 
 MNIST was made so: the digit, light on black, fitted into a 20x20 box with its proportions kept and its edges smooth, then
 placed with its centre of mass in the middle of 28x28 pixels. So a picture goes through: colours -> ink -> digit -> box.
@@ -44,6 +44,20 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
     levels *= np.float32(1 / 255)
     planes: Array = levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))
     return planes
+
+
+def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Array:
+    """(C, H, W) in [0, 1]: the whole picture, its proportions kept, black beside it; for sets of something else than ink."""
+    scale = min(height / picture.height, width / picture.width)
+    if picture.mode in ("L", "RGB"):  # a photo's pixels are many before they are floats
+        picture = picture.reduce(max(1, int(1 / (4 * scale))))
+    planes = np.stack(
+        [_resized(plane, min(height / picture.height, width / picture.width)) for plane in pixels(picture, channels)]
+    )
+    frame = np.zeros((channels, height, width), np.float32)
+    top, left = (height - planes.shape[1]) // 2, (width - planes.shape[2]) // 2
+    frame[:, top : top + planes.shape[1], left : left + planes.shape[2]] = planes
+    return frame
 
 
 def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Array:

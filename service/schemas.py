@@ -24,7 +24,9 @@ class _Query(BaseModel):
 
 
 class PredictQuery(_Query):
-    normalise: Literal["auto", "none"] = Field("auto", description="auto makes any picture of a digit look like the training set")
+    normalise: Literal["auto", "none"] = Field(
+        "auto", description="auto makes a picture look like the training set, none takes it as it is"
+    )
     reconstruct: bool = Field(True, description="whether each object's drawing is in the answer")
     input: bool = Field(False, description="whether the picture as the network took it, after normalise, is in the answer")
 

@@ -38,6 +38,7 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unpacked: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()  # of the .gz as its publisher made it, for a set whose unpacked sums are not published
+    boxed: bool = True  # ink fitted into a box in the middle, as MNIST was made; what the service is to do with pictures then
 
     def expected(self, name: str, packed: bool) -> str | None:
         sums = self.packed if packed else self.unpacked
@@ -68,6 +69,7 @@ SOURCES: dict[str, Source] = {
             "8181f5470baa50b63fa0f6fddb340f0a",
             "15d484375f8d13e6eb1aabb0c3f46965",
         ),
+        boxed=False,
     ),
     "kmnist": Source(
         ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
@@ -78,6 +80,7 @@ SOURCES: dict[str, Source] = {
             "5c965bf0a639b31b8f53240b1b52f4d7",
             "7320c461ea6c1c855c0b718fb2a4b134",
         ),
+        boxed=False,
     ),
     "folder": Source(()),  # any four idx files: the classes are the labels found
 }
@@ -121,7 +124,14 @@ class DataSet:
             raise DataError(
                 f"validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out}"
             )
-        return self.train[: count - held_out], self.train[count - held_out :]
+        learn, validation = self.train[: count - held_out], self.train[count - held_out :]
+        for index, name in enumerate(self.classes):
+            if not (validation.labels == index).any():
+                raise DataError(
+                    f"class {name!r} is in none of the last {held_out} training pictures, which are held out to choose by;"
+                    " shuffle the files, or hold out more with --validation"
+                )
+        return learn, validation
 
 
 def load(dataset: str, folder: Path | None = None) -> DataSet:

@@ -21,7 +21,7 @@ from training import graphs
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
 from training.config import CapsuleNet
-from training.data import DataSet, Digits
+from training.data import SOURCES, DataSet, Digits
 from training.dimensions import aligned, dimensions, seen
 from training.errors import ExportError
 from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
@@ -83,6 +83,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             "image_shape": net.image_shape,
             "pose_size": net.pose_size,
             "max_objects": arrangement(config.training.pairs).objects,
+            "boxed": SOURCES[data.name].boxed,
             "routing": {"algorithm": net.routing, "iterations": net.iterations} if isinstance(net, CapsuleNet) else None,
             "preset": config.preset,
             "dataset": data.name,

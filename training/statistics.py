@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from service.bundle import Histogram, References, Thresholds
-from training.errors import ExportError
 from training.evaluate import Model, draw, objects
 from training.pairs import Batch
 
@@ -33,10 +32,6 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
     by_class, prototypes = {}, []
     for index, name in enumerate(classes):
         shown = (labels == index).any(dim=1)
-        if not shown.any():
-            raise ExportError(
-                f"class {name!r} is in none of the validation pictures; hold out more with `captrain train --validation N`"
-            )
         by_class[name] = _percentiles(errors[shown], HIGH)
         prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
     return Statistics(

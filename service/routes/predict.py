@@ -100,7 +100,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
     picture, manifest = images.read(data, max_pixels), served.manifest
-    return images.prepare(picture, manifest.image_shape, query.normalise == "auto", manifest.max_objects)
+    return images.prepare(picture, manifest.image_shape, query.normalise == "auto", manifest.max_objects, manifest.boxed)
 
 
 async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, seen: Visit) -> Array:

@@ -135,6 +135,21 @@ def test_two_digits_are_left_where_they_lie_or_fitted_together() -> None:
     assert np.abs(np.array(middle(fitted[None])) - 18).max() <= 0.51
 
 
+def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more() -> None:
+    small = generator("shirt").integers(0, 256, (28, 28, 3), dtype=np.uint8)
+
+    def prepared(pixels: NDArray[np.uint8], shape: tuple[int, int, int]) -> Array:
+        return images.prepare(Image.fromarray(pixels), shape, normalise=True, boxed=False)
+
+    for grey in (small[..., 0], 255 - small[..., 0]):  # it is not asked which is paper
+        for picture in (grey, np.kron(grey, np.ones((40, 40), np.uint8))):
+            np.testing.assert_allclose(prepared(picture, SHAPE)[0], grey / 255, atol=1e-6)
+    coloured = prepared(np.kron(small, np.ones((3, 3, 1), np.uint8)), (3, 28, 28))
+    np.testing.assert_allclose(coloured, small.transpose(2, 0, 1) / 255, atol=1e-6)
+    wide = prepared(np.full((50, 100), 255, np.uint8), SHAPE)[0]
+    np.testing.assert_array_equal(wide, np.repeat([0.0, 1.0, 0.0], [7, 14, 7])[:, None].repeat(28, axis=1))
+
+
 BLANK = {
     "white": Image.new("L", (50, 50), 255),
     "black": Image.new("L", (28, 28), 0),

@@ -75,6 +75,16 @@ def test_the_picture_as_the_network_took_it_is_shown_when_wanted(client: httpx.C
     assert "input" not in client.post("/predict", files={"file": seven}).json()
 
 
+def test_a_network_of_something_else_than_ink_gets_the_whole_picture(net: CapsNet) -> None:
+    shirt = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
+    large = encoded(Image.fromarray(np.kron(shirt, np.ones((10, 10), np.uint8))))
+    clothes = replace(net, manifest=net.manifest.model_copy(update={"boxed": False}))
+    with serving(settings(), {"tiny": clothes}) as client:
+        answer = client.post("/predict", params={"input": True}, files={"file": large}).json()
+    taken = base64.b64decode(answer["input"].removeprefix("data:image/png;base64,"))
+    np.testing.assert_array_equal(np.asarray(Image.open(BytesIO(taken))), shirt)
+
+
 def test_normalise_none_takes_pictures_of_the_right_size_only(client: httpx.Client, net: CapsNet) -> None:
     prototype = net.reconstruct(np.float32(net.manifest.prototypes)[3:4], np.array([3]))
     params = {"normalise": "none"}

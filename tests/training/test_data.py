@@ -196,3 +196,10 @@ def test_a_download_with_another_checksum_is_not_kept(
 def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> None:
     with pytest.raises(DataError, match=f"between 1 and 399 of the 400 training pictures, got {held_out}"):
         data.split(held_out)
+
+
+def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: DataSet) -> None:
+    with pytest.raises(
+        DataError, match=r"class '0' is in none of the last 5 training pictures.*shuffle the files, or hold out more"
+    ):
+        data.split(5)
