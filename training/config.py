@@ -179,11 +179,12 @@ _SU_STEM = (Conv(64, 3), Conv(64, 3, pool=2), Conv(128, 3), Conv(128, 3))
 PRESETS: dict[str, Config] = {
     preset.preset: preset
     for preset in (
-        # Sabour, Frosst and Hinton 2017, exactly: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D.
+        # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training: one cycle,
+        # affine changes and averaged weights. After twelve epochs it was still learning (models/README.md).
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2)),
-            Training(epochs=50, schedule="exponential", decay=0.96, augment="shift", ema=0.0),
+            Training(epochs=50),
         ),
         # 4x4 places x 16 kinds = 256 capsules to route, 606 thousand encoder parameters. models/README.md: what else was tried.
         Config(

@@ -57,7 +57,8 @@ def phases(tensor: Tensor, stride: int) -> Tensor:
     if missing:
         tensor = F.pad(tensor, (0, missing, 0, missing))
     parts = tensor.unflatten(3, (count, stride)).unflatten(2, (count, stride))  # (a, b, n, s, n, s)
-    return parts.permute(2, 4, 0, 3, 5, 1).reshape(count * count, len(tensor), -1)
+    gathered: Tensor = parts.permute(2, 4, 0, 3, 5, 1).reshape(count * count, len(tensor), -1)
+    return gathered
 
 
 @functools.cache
@@ -97,9 +98,10 @@ class _Products(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, spectra: Tensor, filters: Tensor) -> Tensor:
         ctx.save_for_backward(spectra, filters)
-        return spectra @ filters.mT
+        products: Tensor = spectra @ filters.mT
+        return products
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
         spectra, filters = ctx.saved_tensors
         return gradient @ filters, gradient.mT @ spectra
