@@ -32,11 +32,15 @@ class Settings(BaseSettings):
     max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")
-    deadline: float = Field(10.0, gt=0, le=3600, description="seconds after its end came in when a request is not computed; 504")
+    deadline: float = Field(
+        10.0, gt=0, le=3600, description="seconds after its last byte in which a request must begin to be computed; 504"
+    )
     patience: float = Field(30.0, gt=0, le=3600, description="seconds a request's head may take to come, and then its body; 408")
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
-    api_key: SecretStr | None = Field(None, description="key to ask for on everything but health and metrics")
+    api_key: SecretStr | None = Field(
+        None, description="key to ask for on all but health, metrics and the page's own files; no flag, since all users see those"
+    )
     traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")
