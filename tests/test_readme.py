@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = "localhost:8000"
-LONGEST = 300  # characters of an output line that README shows
+LONGEST = 480  # characters of an output line that README shows
 
 
 class Step(NamedTuple):
@@ -66,7 +66,7 @@ def shown(command: str, desk: Path, server: processes.Process) -> str:
 
 def masked(output: str) -> str:
     output = re.sub(r'"pose":\s*"[^"]*("|\.\.\.)', '"pose":TOKEN', output)
-    output = re.sub(r"\b[0-9a-f]{16}\b", "FINGERPRINT", output)
+    output = re.sub(r"\b[0-9a-f]{16,}\b", "FINGERPRINT", output.replace("encoder.int8.onnx", "encoder.onnx"))
     output = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", output)
     return re.sub(r"fp0|int0", "VARIANT", output)[: LONGEST // 2]  # a cut line ends wherever its numbers let it
 
