@@ -202,13 +202,14 @@ def test_work_for_clients_that_left_is_not_done(client: httpx.Client) -> None:
     async def leave() -> None:
         async with httpx.AsyncClient(base_url=client.base_url, headers=KEY, timeout=60) as leaving:
             asking = [asyncio.create_task(leaving.post("/predict", files={"file": large})) for _ in range(8)]
-            await asyncio.sleep(1)
+            while not await asyncio.to_thread(lambda: sum(series(client, "capserve_body_bytes").values())):
+                await asyncio.sleep(0.05)  # the proxy has them whole before a replica sees any
             for each in asking:
                 each.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
 
     before = sum(series(client, "capserve_batch_images_count").values())
-    asyncio.run(leave())
+    asyncio.run(asyncio.wait_for(leave(), 60))
     until(lambda: sum(series(client, "capserve_requests_total", 'status="499"').values()) > 0)
     assert sum(series(client, "capserve_batch_images_count").values()) - before < 8
 
