@@ -48,12 +48,10 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
 
 def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Array:
     """(C, H, W) in [0, 1]: the whole picture, its proportions kept, black beside it; for sets of something else than ink."""
-    scale = min(height / picture.height, width / picture.width)
     if picture.mode in ("L", "RGB"):  # a photo's pixels are many before they are floats
-        picture = picture.reduce(max(1, int(1 / (4 * scale))))
-    planes = np.stack(
-        [_resized(plane, min(height / picture.height, width / picture.width)) for plane in pixels(picture, channels)]
-    )
+        picture = picture.reduce(max(1, int(max(picture.height / height, picture.width / width) / 4)))
+    scale = min(height / picture.height, width / picture.width)
+    planes = np.stack([_resized(plane, scale) for plane in pixels(picture, channels)])
     frame = np.zeros((channels, height, width), np.float32)
     top, left = (height - planes.shape[1]) // 2, (width - planes.shape[2]) // 2
     frame[:, top : top + planes.shape[1], left : left + planes.shape[2]] = planes
