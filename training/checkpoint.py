@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import os
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -88,16 +88,19 @@ def load(run: Path) -> Checkpoint:
 
 
 def resumable(run: Path, config: Config, data: str) -> Checkpoint:
-    """The checkpoint in `run`, if it is of this very config and data."""
+    """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, what they did stays true."""
     checkpoint = load(run)
-    if different := checkpoint.config.differences(config):
+    cycles = max(checkpoint.config.training.cycles, config.training.cycles)
+    longer = replace(checkpoint.config, training=replace(checkpoint.config.training, cycles=cycles))
+    if different := longer.differences(config):
         raise CheckpointError(
             f"{run / FILE} is of another config ({checkpoint.config.preset}) than asked for ({config.preset}): "
-            f"{'; '.join(different)}. Resume with the settings it was started with, or choose another --out"
+            f"{'; '.join(different)}. Resume with the settings it was started with (only --cycles may grow), "
+            "or choose another --out"
         )
     if checkpoint.data != data:
         raise CheckpointError(
             f"{run / FILE} was trained on other pictures (sha256 {checkpoint.data[:12]}) than these ({data[:12]}); "
             "resume with the --data it was started with"
         )
-    return checkpoint
+    return replace(checkpoint, config=longer)

@@ -99,7 +99,8 @@ class Training:
     """How a network is trained. Each field is a flag of `captrain train`."""
 
     dataset: str = _flag("mnist", "mnist, fashion, kmnist, or folder: any four idx files")
-    epochs: int = _flag(30, "the whole run's; a schedule that has ended cannot be made longer", 1, 100_000)
+    epochs: int = _flag(30, "how long the schedule runs", 1, 100_000)
+    cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
     batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
     learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
@@ -112,6 +113,10 @@ class Training:
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
     validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
     seed: int = _flag(0, "all randomness follows from it", 0, 2**31 - 1)
+
+    @property
+    def all_epochs(self) -> int:
+        return self.epochs * self.cycles
 
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
@@ -184,7 +189,7 @@ PRESETS: dict[str, Config] = {
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2)),
-            Training(epochs=50),
+            Training(epochs=12, cycles=2),
         ),
         # 4x4 places x 16 kinds = 256 capsules to route, 606 thousand encoder parameters. models/README.md: what else was tried.
         Config(

@@ -43,7 +43,7 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     bundle.check_name(folder.name)
     if folder.exists() and not (folder / bundle.MANIFEST).exists():
         raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
-    done, asked = len(checkpoint.history), checkpoint.config.training.epochs
+    done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
     folder.parent.mkdir(parents=True, exist_ok=True)

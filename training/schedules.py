@@ -1,15 +1,19 @@
-"""The learning rate as a function of how far the run has come: no state, so resuming needs none."""
+"""The learning rate as a function of how far a cycle has come: no state, so resuming needs none.
+
+A run of several cycles rises to its highest rate again and ends each time in a network that can be used: the warm
+restarts of Loshchilov and Hutter 2017.
+"""
 
 import math
 from collections.abc import Callable
 
 from training.config import Training
 
-WARM_UP, FIRST, LAST = 0.25, 0.04, 0.0005  # one_cycle: share of the run spent rising; factors at start and end
+WARM_UP, FIRST, LAST = 0.25, 0.04, 0.0005  # one_cycle: share of a cycle spent rising; factors at start and end
 
 
 def one_cycle(progress: float, config: Training) -> float:
-    """Smith 2018: up along a cosine for a quarter of the run, then down along another to nearly nothing."""
+    """Smith 2018: up along a cosine for a quarter of the cycle, then down along another to nearly nothing."""
     if progress < WARM_UP:
         return _cosine(FIRST, 1.0, progress / WARM_UP)
     return _cosine(1.0, LAST, (progress - WARM_UP) / (1 - WARM_UP))

@@ -67,9 +67,9 @@ def expect_seeds_of_one_bundle(subjects: Sequence[Subject]) -> None:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
-        if len(run.history) < run.config.training.epochs:
+        if len(run.history) < run.config.training.all_epochs:
             raise TrainingError(
-                f"expected a run of {run.config.training.epochs} epochs, found {len(run.history)}: finish it first"
+                f"expected a run of {run.config.training.all_epochs} epochs, found {len(run.history)}: finish it first"
             )
 
 

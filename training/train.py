@@ -62,7 +62,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     run = Run(start, data, out, place)
     if run.ended and place.leads:
-        print(f"{out} is already at epoch {config.training.epochs} of {config.training.epochs}: evaluate or export it")
+        print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
     with _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
@@ -102,7 +102,7 @@ class Run:
 
     @property
     def ended(self) -> bool:
-        return self.checkpoint.step >= self.settings.epochs * self.steps_per_epoch
+        return self.checkpoint.step >= self.settings.all_epochs * self.steps_per_epoch
 
     def to_the_end(self) -> None:
         state = self.checkpoint
@@ -124,7 +124,7 @@ class Run:
         before = [state.running.get(key, 0.0) if self.place.leads else 0.0 for key in SUMS]
         sums = torch.tensor(before, device=self.place.device)
         self.network.train()
-        title = f"epoch {epoch + 1}/{self.settings.epochs}"
+        title = f"epoch {epoch + 1}/{self.settings.all_epochs}"
         with tqdm(
             total=len(order), initial=done * size, unit="img", desc=title, disable=not self.place.leads, leave=False
         ) as bar:
@@ -150,7 +150,8 @@ class Run:
         share = picked[self.place.rank :: self.place.world]
         batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
         count = len(share)
-        rate = self.schedule(state.step / (self.settings.epochs * self.steps_per_epoch), self.settings)
+        cycle = self.settings.epochs * self.steps_per_epoch
+        rate = self.schedule(state.step % cycle / cycle, self.settings)
         for group in self.optimizer.param_groups:
             group["lr"] = self.settings.learning_rate * rate
         with torch.autocast(self.place.device.type, self.dtype, enabled=self.dtype != torch.float32):
@@ -194,8 +195,9 @@ class Run:
         state.history.append(row)
         self._show(row)
         tqdm.write(
-            f"epoch {row['epoch']}/{self.settings.epochs}  loss {row['loss']:.4f}  training error {row['training_error']:.2f} %"
-            f"  validation error {row['validation_error']:.2f} %  {len(self.learn) / seconds:.0f} images/s"
+            f"epoch {row['epoch']}/{self.settings.all_epochs}  loss {row['loss']:.4f}  "
+            f"training error {row['training_error']:.2f} %  validation error {row['validation_error']:.2f} %  "
+            f"{len(self.learn) / seconds:.0f} images/s"
         )
 
     def _show(self, row: dict[str, float]) -> None:

@@ -25,4 +25,4 @@ def test_an_unknown_preset_names_those_that_exist() -> None:
 
 def test_differences_name_both_values() -> None:
     other = dataclasses.replace(PRESETS["paper"], training=dataclasses.replace(PRESETS["paper"].training, epochs=3))
-    assert PRESETS["paper"].differences(other) == ["training.epochs: 50 against 3"]
+    assert PRESETS["paper"].differences(other) == ["training.epochs: 12 against 3"]

@@ -1,6 +1,7 @@
 """Training for real, on drawn digits with the tiny preset: what a run leaves, and that it goes on to the same numbers."""
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -96,6 +97,23 @@ def test_dropout_resumes_to_the_same_numbers_too(data: DataSet, tmp_path: Path, 
             train(settings, data, tmp_path / "parts", CPU)
     train(settings, data, tmp_path / "parts", CPU, resume=True)
     assert same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    """The rate rises again and ends where it ended before, and the whole is what two cycles in one go come to."""
+    train(config(cycles=2), data, tmp_path / "whole", CPU)
+    shutil.copytree(finished, tmp_path / "parts")
+    train(config(cycles=2), data, tmp_path / "parts", CPU, resume=True)
+    assert same(tmp_path / "whole", tmp_path / "parts")
+    state = checkpoint.load(tmp_path / "parts")
+    assert state.config.training.cycles == 2
+    rates = [row["learning_rate"] for row in state.history]
+    assert len(rates) == 4
+    assert rates[2:] == rates[:2]
+    with pytest.raises(
+        CheckpointError, match=r"training\.cycles: 2 against 1\. Resume with the settings .* \(only --cycles may grow\)"
+    ):
+        train(config(), data, tmp_path / "parts", CPU, resume=True)
 
 
 @pytest.fixture(scope="module")
