@@ -204,7 +204,11 @@ def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, orig
             continue
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != expected:
-            raise DataError(f"{origin}: expected md5 {expected}, found {found}; the file is damaged or of another data set")
+            owner = next((each for each, other in SOURCES.items() if found in other.unpacked + other.packed), None)
+            raise DataError(
+                f"{origin}: expected md5 {expected}, found {found}; the file is "
+                + (f"{owner}'s: pass --data DIR with the right ones" if owner else "damaged or of another data set")
+            )
 
 
 def read_idx(content: bytes, magic: int, origin: Path) -> NDArray[np.uint8]:
@@ -263,8 +267,8 @@ def _fetch(url: str) -> bytes:
 
 
 def _holding(folder: Path, dataset: str) -> Path | None:
-    """The folder itself, or the subfolder named after the data set, whichever holds all four files."""
-    for candidate in (folder, folder / dataset):
+    """The subfolder named after the data set, or the folder itself, whichever holds all four files."""
+    for candidate in (folder / dataset, folder):
         if all(_file(candidate, name) for name in FILES):
             return candidate
     return None

@@ -2,6 +2,7 @@ import functools
 import gzip
 import hashlib
 import http.server
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +12,7 @@ import pytest
 
 from tests.training import drawn
 from training import data as reader
-from training.data import FILES, IDX_LABELS, SOURCES, DataSet, Source, load
+from training.data import FILES, IDX_IMAGES, IDX_LABELS, SOURCES, DataSet, Source, load
 from training.errors import DataError, UnknownNameError
 
 
@@ -133,6 +134,22 @@ def test_more_labels_than_pictures_are_an_error(copy: Path) -> None:
 def test_an_altered_known_set_is_refused(copy: Path) -> None:
     with pytest.raises(DataError, match=rf"{FILES[0]}.gz: expected md5 6bbc9ace898e44ae57da46a324031adb, found"):
         load("mnist", copy)
+
+
+def test_files_of_another_known_set_are_named_and_its_own_subfolder_comes_first(
+    copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
+    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=("0",) * 4))
+    monkeypatch.setenv("CAPSERVE_DATA", str(copy))
+    with pytest.raises(DataError, match="expected md5 0, found .*; the file is theirs's: pass --data DIR with the right ones"):
+        load("ours")
+    (copy / "ours").mkdir()
+    for name in FILES:
+        shutil.copy(copy / f"{name}.gz", copy / "ours")
+    drawn.write_idx(copy / f"{FILES[0]}.gz", np.zeros((1, 28, 28), np.uint8), IDX_IMAGES)
+    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=sums(copy / "ours")))
+    assert len(load("ours").train) == 400
 
 
 def test_a_set_known_by_its_packed_sums_is_checked_by_them(copy: Path) -> None:
