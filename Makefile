@@ -13,8 +13,9 @@ install: .venv/dev       ## everything: service, training, tools
 run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 	$(BIN)/capserve serve
 
-test: .venv/dev          ## the tests, warnings as errors
-	$(BIN)/pytest
+test: .venv/dev          ## the tests, warnings as errors: two at a time, then those that must be alone
+	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not alone" --numprocesses 2 --dist worksteal
+	$(BIN)/pytest -m alone
 
 lint: .venv/dev          ## format, style, types, import directions, and what is in docker/
 	$(BIN)/ruff format --check .

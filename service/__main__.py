@@ -1,4 +1,4 @@
-"""`capserve`, or `python -m service`: serve | check | predict. Every setting is CAPSERVE_<NAME>, and a flag where it is used."""
+"""`capserve`, or `python -m service`: serve, check or predict. Every setting is CAPSERVE_<NAME>, and a flag where it is used."""
 
 from __future__ import annotations
 

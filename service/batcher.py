@@ -40,7 +40,7 @@ class Answer(NamedTuple):
 class Observer(Protocol):
     """Who wants to know; called on the event loop, once a batch where it can be."""
 
-    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None: ...
+    def batch_ran(self, images: int, run_seconds: float) -> None: ...
     def dropped(self, reason: Drop, images: int) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
@@ -220,8 +220,7 @@ class Batcher:
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:
-            waits = [started - request.arrived for request in batch.requests]
-            self._observer.batch_ran(batch.images, waits, finished - started)
+            self._observer.batch_ran(batch.images, finished - started)
         first = 0
         for request in batch.requests:
             last = first + request.images

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
+Mask = NDArray[np.bool_]
 
 BINS = 64  # of a histogram of light
 FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
@@ -15,6 +16,17 @@ def strength(line: Array) -> float:
     """How far the ink departs from the paper: all but a few pixels by less."""
     few = max(4, line.size // 8000)
     return float(np.partition(line.ravel(), -few)[-few]) if few < line.size else float(line.max())
+
+
+def grown(mask: Mask) -> Mask:
+    """And what is within two pixels of it."""
+    wider = mask.copy()
+    for _ in range(2):
+        wider[1:] |= wider[:-1]
+        wider[:-1] |= wider[1:]
+        wider[:, 1:] |= wider[:, :-1]
+        wider[:, :-1] |= wider[:, 1:]
+    return wider
 
 
 def grain(line: Array) -> float:

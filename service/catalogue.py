@@ -6,20 +6,21 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
 from service import bundle, cpus, engine, sessions
-from service.batcher import Answer, Batcher
+from service.batcher import Batcher
 from service.bundle import Array, Bundle, BundleError
 from service.engine import CapsNet, Labels, Perception
-from service.errors import Busy, StartError, UnknownModel
+from service.errors import Busy, StartError, TurnedAway, UnknownModel
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.sessions import Device
 from service.settings import Settings
+from service.visit import Stages
 
 Change = Literal["added", "replaced", "removed", "unchanged"]
 
@@ -97,12 +98,12 @@ class Served(GraphObserver):
             observer=self,
             runners=net.encoder.runners,
         )
-        # Drawings are small beside encodings, and a sweep wants a hundred at once.
+        # Drawings are small beside encodings, and a sweep wants a hundred at once: at most 64 rows of 41.
         most = sessions.BUCKETS[-1]
         self._drawer = Batcher(
             lambda poses, classes: (net.reconstruct(poses, classes),),
             max_batch=most,
-            max_queue=max(8 * most, settings.max_queue),
+            max_queue=max(64 * most, settings.max_queue),
             observer=_Drawings(metrics, name, self),
         )
 
@@ -114,16 +115,18 @@ class Served(GraphObserver):
         """Raises Busy when the queue is full, before anybody decodes a picture."""
         self._batcher.admit(images)
 
-    async def perceive(self, images: Array, arrived: float, drawn: bool = True) -> tuple[Perception, Answer]:
+    async def perceive(self, images: Array, arrived: float, drawn: bool = True) -> tuple[Perception, Stages]:
         """(n, C, H, W) -> what was seen, and where the time went; `arrived` is the request's time.monotonic()."""
         wanted = np.full(len(images), drawn)
         answer = await self._batcher.submit(images, wanted, deadline=arrived + self._deadline)
-        return Perception(*answer.outputs), answer
+        perception = Perception(*answer.outputs)
+        encode, reconstruct = perception.seconds[list(answer.firsts)].sum(axis=0).tolist()
+        return perception, {"queue": answer.queue_seconds, "encode": encode, "reconstruct": reconstruct}
 
-    async def draw(self, poses: Array, classes: Labels, arrived: float) -> tuple[Array, Answer]:
-        """Poses (n, D) of classes (n,) -> drawings (n, C, H, W)."""
+    async def draw(self, poses: Array, classes: Labels, arrived: float) -> tuple[Array, Stages]:
+        """Poses (n, D) of classes (n,) -> drawings (n, C, H, W), and where the time went."""
         answer = await self._drawer.submit(poses, classes, deadline=arrived + self._deadline)
-        return answer.outputs[0], answer
+        return answer.outputs[0], {"queue": answer.queue_seconds, "reconstruct": answer.run_seconds}
 
     async def drain(self, timeout: float) -> None:
         await asyncio.gather(self._batcher.drain(timeout), self._drawer.drain(timeout))
@@ -139,8 +142,8 @@ class Served(GraphObserver):
 
     # What the batchers tell
 
-    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None:
-        super().batch_ran(images, queue_seconds, run_seconds)
+    def batch_ran(self, images: int, run_seconds: float) -> None:
+        super().batch_ran(images, run_seconds)
         self.failures_in_a_row = 0
 
     def failed(self, error: Exception) -> None:
@@ -153,7 +156,7 @@ class Served(GraphObserver):
         blank = np.zeros((1, *self.manifest.image_shape), np.float32)
         try:
             await self.perceive(blank, time.monotonic())
-        except Busy as error:
+        except TurnedAway as error:
             logger.debug("probe of %s: %s", self.manifest.name, error)
 
 
@@ -259,12 +262,13 @@ class Catalogue:
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
 
-    async def run(self) -> None:
-        """Warms every model up, if that is not done, then looks after those that failed; until it is cancelled."""
+    async def run(self, measure: Callable[[], None]) -> None:
+        """Warms every model up, if that is not done, then looks after those that failed and has the states of all that there is
+        measured, for a scrape that meets another worker; until it is cancelled."""
         if not self.warm:
             await self.warm_up()
         while True:
-            self.measure()
+            measure()
             await asyncio.sleep(PROBE_EVERY)
             for served in self:
                 if not served.sound:

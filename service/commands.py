@@ -81,7 +81,7 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
     net = nets[catalogue.default(settings, nets)]
     for path in files:
         try:
-            picture = images.read(path.read_bytes(), settings.max_pixels)
+            picture = images.read(path.read_bytes(), settings.max_pixels, whole=not normalise)
             image = images.prepare(picture, net.manifest.image_shape, normalise, net.manifest.max_objects, net.manifest.boxed)
         except (OSError, ServiceError) as error:
             print(f"capserve: {path}: {error}", file=sys.stderr)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle, cpus
-from service.bundle import DECODER, ENCODER, Array, Bundle, Manifest, Variant
+from service.bundle import DECODER, ENCODER, Array, Bundle, BundleError, Manifest, Variant
 from service.errors import StartError
 from service.sessions import BUCKETS, CPU, Device
 
@@ -88,6 +88,8 @@ class CapsNet:
             blank = np.zeros((size, *self.manifest.image_shape), np.float32)
             self.encoder.warm(blank)
             self.perceive(blank, np.ones(size, bool))
+        for size in 2 * BUCKETS:  # drawings are asked for by the hundred
+            self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
@@ -101,10 +103,16 @@ def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
 def load(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> CapsNet:
     """Opens a bundle's graphs and replays its example; whatever is not as the manifest says is a BundleError."""
     variant = _variant(made, wanted, device)
-    encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
-    decoder = device.open(made.decoder, DECODER, made.manifest)
-    net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
-    return replace(net, replay=bundle.check_replay(made, variant, net.classify, net.reconstruct))
+    try:
+        encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
+        decoder = device.open(made.decoder, DECODER, made.manifest)
+        net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
+        return replace(net, replay=bundle.check_replay(made, variant, net.classify, net.reconstruct))
+    except (BundleError, StartError):
+        raise
+    except Exception as error:  # whatever the runtime throws while it runs a graph that it could open
+        first = str(error).strip().partition("\n")[0]
+        raise BundleError(f"{made.folder}: expected graphs that run on their own example, found: {first}") from error
 
 
 def _variant(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> Variant:

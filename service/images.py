@@ -58,8 +58,8 @@ TURNS = {
 }
 
 
-def read(data: bytes, max_pixels: int) -> Image.Image:
-    """The first frame, decoded and turned the way its EXIF says."""
+def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
+    """The first frame, decoded and turned the way its EXIF says; a large JPEG smaller, unless it is wanted whole."""
     form = _form(data)
     with _believed(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
@@ -73,7 +73,7 @@ def read(data: bytes, max_pixels: int) -> Image.Image:
         if form is PNG:  # its EXIF may stand behind the pixels
             picture.load()
         turn = None if plain else TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
-        if form is JPEG:
+        if form is JPEG and not whole:
             picture.draft(None, DRAFT)
         picture.load()
         return picture if turn is None else picture.transpose(turn)

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.blots import FAINTEST, Array, components, grain, otsu, strength
+from service.blots import FAINTEST, Array, components, grain, grown, otsu, strength
 from service.paper import departure
 from service.sheet import sheet_of
 
@@ -129,12 +129,7 @@ def _cleaned(line: Array) -> Array:
     blots = components(line > 0.8 * threshold)
     sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
     sizes[0] = 0
-    chosen = (sizes >= max(SPECK * sizes.max(), 1))[blots]
     # The smooth edge of a stroke lies below the threshold, a pixel or two around what is above it.
-    for _ in range(2):
-        chosen[1:] |= chosen[:-1]
-        chosen[:-1] |= chosen[1:]
-        chosen[:, 1:] |= chosen[:, :-1]
-        chosen[:, :-1] |= chosen[:, 1:]
+    chosen = grown((sizes >= max(SPECK * sizes.max(), 1))[blots])
     low = max(0.1 * full, min(2 * paper, 0.5 * threshold))
     return np.where(chosen, np.clip((line - low) / (full - low), 0, 1), 0).astype(np.float32)

@@ -30,6 +30,7 @@ from service import bundle
 from service.batcher import Drop
 from service.engine import CapsNet
 from service.errors import TurnedAway
+from service.verdict import Verdict
 from service.visit import Stage
 
 MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
@@ -244,7 +245,7 @@ class GraphObserver:
         self._seconds = metrics.batch_seconds.labels(model, graph)
         self._failures = metrics.failures.labels(model)
 
-    def batch_ran(self, images: int, queue_seconds: Sequence[float], run_seconds: float) -> None:
+    def batch_ran(self, images: int, run_seconds: float) -> None:
         self._images.observe(images)
         self._seconds.observe(run_seconds)
 
@@ -260,7 +261,7 @@ class PredictionObserver:
 
     def __init__(self, metrics: Metrics, model: str, classes: Sequence[str]) -> None:
         self._labels = [metrics.predictions.labels(model, label) for label in classes]
-        self._verdicts = {verdict: metrics.verdicts.labels(model, verdict) for verdict in ("digit", "unsure", "not_a_digit")}
+        self._verdicts = {verdict: metrics.verdicts.labels(model, verdict) for verdict in get_args(Verdict)}
         self._length = metrics.winner_length.labels(model)
         self._error = metrics.reconstruction_error.labels(model)
 

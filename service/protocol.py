@@ -52,7 +52,7 @@ class Protocol(HttpToolsProtocol):
                 data = data[len(piece) :]
         except ServiceError as error:
             self._refuse(error)
-        if self._in_head and self._timer is None:
+        if self._in_head and self._timer is None and not self._refused:
             self._expect_head()
 
     def _parse(self, data: bytes) -> None:

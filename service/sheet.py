@@ -11,12 +11,9 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 from PIL import Image
 
-from service.blots import Array, components, otsu
-
-Mask = NDArray[np.bool_]
+from service.blots import Array, Mask, components, grown, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
@@ -71,7 +68,7 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
         return None
     written = 1 - sizes[largest] / whole.sum()
     if written <= WRITTEN[0]:
-        written = _inked(light[~_grown(~whole)]) / whole.sum()
+        written = _inked(light[~grown(~whole)]) / whole.sum()
     if written <= WRITTEN[0] and not _on_a_desk(whole, light):
         return None
     return whole if written < WRITTEN[1] and _box(whole).full > FULL else None
@@ -102,19 +99,8 @@ def _border(mask: Mask) -> Mask:
 
 def _ends_sharply(whole: Mask, light: Array) -> bool:
     """A desk begins where the sheet ends; a lamp's light fades."""
-    inside, outside = light[_grown(~whole) & whole], light[_grown(whole) & ~whole]
+    inside, outside = light[grown(~whole) & whole], light[grown(whole) & ~whole]
     return abs(float(np.median(inside)) - float(np.median(outside))) > APART
-
-
-def _grown(mask: Mask) -> Mask:
-    """And what is within two pixels of it."""
-    grown = mask.copy()
-    for _ in range(2):
-        grown[1:] |= grown[:-1]
-        grown[:-1] |= grown[1:]
-        grown[:, 1:] |= grown[:, :-1]
-        grown[:, :-1] |= grown[:, 1:]
-    return grown
 
 
 class _Box(NamedTuple):

@@ -12,6 +12,7 @@ from random import getrandbits
 from typing import Any, Literal
 
 Stage = Literal["decode", "queue", "encode", "reconstruct"]
+Stages = dict[Stage, float]  # seconds
 
 SCOPE_KEY = "capserve.visit"
 SOUND_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
@@ -24,7 +25,7 @@ class Visit:
     id: str
     arrived: float = field(default_factory=time.monotonic)
     complete: float = field(default_factory=time.monotonic)  # when its body was here too: from then on it is we who take time
-    stages: dict[Stage, float] = field(default_factory=dict)  # seconds
+    stages: Stages = field(default_factory=dict)
     holds: int = 0  # bytes of its body
 
     @contextmanager

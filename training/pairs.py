@@ -82,12 +82,13 @@ class Arrangement:
     arrange: Arrange
     objects: int
     canvas: Callable[[int, int], tuple[int, int]]  # height and width of one digit -> of the picture
+    boxed: bool = True  # both within the box in the middle that the service fits ink into
 
 
 ARRANGEMENTS: dict[str, Arrangement] = {
     "none": Arrangement(single, 1, lambda height, width: (height, width)),
     "overlapping": Arrangement(overlapping, 2, lambda height, width: (height + 2 * OVERLAP_SHIFT, width + 2 * OVERLAP_SHIFT)),
-    "side_by_side": Arrangement(side_by_side, 2, lambda height, width: (height, 2 * width)),
+    "side_by_side": Arrangement(side_by_side, 2, lambda height, width: (height, 2 * width), boxed=False),
 }
 
 

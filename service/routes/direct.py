@@ -28,10 +28,8 @@ RESPONSES: dict[int | str, dict[str, Any]] = {
     for status, title in {
         400: "malformed",
         401: "key wanted",
-        403: "not as the server is set up",
         404: "no such model",
         408: "the body took too long",
-        409: "nothing changed: the models folder holds what cannot be served",
         413: "body or pixels over the limit",
         415: "not an image type we read",
         422: "not decodable, or a parameter out of range",

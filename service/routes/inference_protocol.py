@@ -149,9 +149,8 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
             inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, seen.complete)
             images = _pictures(inference.inputs[IMAGES.name])
-        perception, taken = await served.perceive(images, seen.complete, RECONSTRUCTIONS.name in inference.outputs)
-        encode, reconstruct = perception.seconds[list(taken.firsts)].sum(axis=0).tolist()
-        seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
+        perception, stages = await served.perceive(images, seen.complete, RECONSTRUCTIONS.name in inference.outputs)
+        seen.stages |= stages
         answer.count(served.manifest, perception, served.seen)
         return await _answer(service, seen, inference, perception, names, len(sent))
 

@@ -11,7 +11,7 @@ from service import state
 from service.bundle import DECODER_FILE, ENCODER_FILES, BundleError
 from service.catalogue import Served
 from service.errors import Forbidden, NotReloaded, StartError
-from service.routes.direct import RESPONSES, Bare
+from service.routes.direct import RESPONSES, Bare, refusal
 from service.schemas import ModelDetail, Models, Reloaded
 
 router = APIRouter(route_class=Bare, responses={status: RESPONSES[status] for status in (401, 404, 422)}, tags=["models"])
@@ -24,7 +24,14 @@ async def models(request: Request) -> Response:
     return JSONResponse({"models": [_summary(served, served.manifest.name == catalogue.default) for served in catalogue]})
 
 
-@router.post("/models/reload", response_model=Reloaded, responses={status: RESPONSES[status] for status in (403, 409)})
+@router.post(
+    "/models/reload",
+    response_model=Reloaded,
+    responses={
+        403: refusal("not as the server is set up"),
+        409: refusal("nothing changed: the models folder holds what cannot be served"),
+    },
+)
 async def reload(request: Request) -> Response:
     """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the server's key.
 

@@ -99,8 +99,9 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
 
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
-    picture, manifest = images.read(data, max_pixels), served.manifest
-    return images.prepare(picture, manifest.image_shape, query.normalise == "auto", manifest.max_objects, manifest.boxed)
+    normalise, manifest = query.normalise == "auto", served.manifest
+    picture = images.read(data, max_pixels, whole=not normalise)
+    return images.prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
 
 
 async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, seen: Visit) -> Array:
@@ -113,9 +114,8 @@ async def _indexed(service: Service, served: Served, index: int, data: bytes, qu
 
 
 async def _perceive(served: Served, pictures: Array, seen: Visit) -> Perception:
-    perception, taken = await served.perceive(pictures, seen.complete)
-    encode, reconstruct = perception.seconds[list(taken.firsts)].sum(axis=0).tolist()
-    seen.stages |= {"queue": taken.queue_seconds, "encode": encode, "reconstruct": reconstruct}
+    perception, stages = await served.perceive(pictures, seen.complete)
+    seen.stages |= stages
     return perception
 
 

@@ -27,7 +27,7 @@ from service.state import Service
 
 SMALL_SHEET = 1 << 17  # pixels written on the event loop
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
-FRESH = 3600  # seconds that a cache need not ask
+FRESH = 3600  # seconds that a cache need not ask about a pose
 
 AS_PNG, AS_PIXELS = "image/png", "application/json"
 
@@ -60,6 +60,7 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
     subjects = _subjects(query, served.manifest)
     poses = perturb(np.stack([each.values for each in subjects]), query.dim, query.delta)
     classes = np.array([each.label for each in subjects])
+    _check_sheet(len(subjects), query.size)
 
     async def draw() -> Response:
         drawings = await _drawn(request, served, poses, classes)
@@ -131,7 +132,9 @@ def _form(request: Request, *offers: str) -> str:
 async def _unless_known(request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]]) -> Response:
     """304 when the client's copy is of this URL, form and model, else the drawing with its ETag."""
     etag = _etag(request, served, form)
-    known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, max-age={FRESH}", "Vary": "Accept"}
+    # A token names its model; what a class's prototype looks like is another question after a reload.
+    lasts = f"max-age={FRESH}" if request.query_params.keys() & {"pose", "from"} else "no-cache"
+    known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, {lasts}", "Vary": "Accept"}
     if headers.knows(",".join(request.headers.getlist("if-none-match")), etag):
         return Response(status_code=304, headers=known)
     with departure.heeded(request):
@@ -192,8 +195,8 @@ def _check_sheet(drawings: int, size: int) -> None:
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels) -> Array:
     """(n, C, H, W)"""
     seen = visit.of(request.scope)
-    drawings, taken = await served.draw(poses, classes, seen.arrived)
-    seen.stages |= {"queue": taken.queue_seconds, "reconstruct": taken.run_seconds}
+    drawings, stages = await served.draw(poses, classes, seen.arrived)
+    seen.stages |= stages
     return drawings
 
 

@@ -123,7 +123,7 @@ def prometheus(service: httpx.Client, tmp_path_factory: pytest.TempPathFactory) 
     """A real one that scrapes the service and evaluates our rules, in haste."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
-    config["global"] = {"scrape_interval": "250ms", "scrape_timeout": "250ms", "evaluation_interval": "500ms"}
+    config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}
     config["rule_files"] = [str(PROMETHEUS / "rules.yml")]
     job = next(each for each in config["scrape_configs"] if each["job_name"] == "capserve")
     place = str(service.base_url).removeprefix("http://").rstrip("/")

@@ -18,6 +18,8 @@ from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
 from tests.service.conftest import drawn, encoded, serving, settings
 
+pytestmark = pytest.mark.alone
+
 KEY = "correct horse"
 SOON = 300  # milliseconds
 

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -107,6 +108,26 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
         assert client.get("/healthz").status_code == 200
 
 
+def test_a_probe_that_is_too_late_is_no_end_of_probing(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
+) -> None:
+    def hang(*_: object) -> None:
+        time.sleep(2)  # a probe comes in one second, and waits for longer than the deadline
+        _raise()
+
+    with serving(settings(deadline=0.3), nets) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(nets["tiny"].encoder), "run", _raise)
+            assert client.post("/predict", files={"file": seven}).status_code == 503
+            patched.setattr(type(nets["tiny"].encoder), "run", hang)
+            with ThreadPoolExecutor() as pool:
+                answers = list(
+                    pool.map(lambda _: client.post("/predict", files={"file": seven}), range(nets["tiny"].encoder.runners))
+                )
+        assert {each.status_code for each in answers} == {503}
+        _until(lambda: client.get("/readyz").status_code == 200)
+
+
 def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
@@ -123,6 +144,8 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
         assert client.get(path, params=query).headers["Content-Type"] == "image/png"
     assert "application/problem+json" in paths["/predict"]["post"]["responses"]["422"]["content"]
     assert "Problem" in document["components"]["schemas"]
+    assert paths["/predict"]["post"]["responses"].keys().isdisjoint({"403", "409"})
+    assert paths["/models/reload"]["post"]["responses"].keys() >= {"403", "409"}
     assert client.get("/docs").status_code == 200
 
 

@@ -50,6 +50,12 @@ def refused(answer: httpx.Response, status: int) -> str:
     return str(said["detail"])
 
 
+def test_pixels_as_they_are_means_all_of_a_jpegs(client: httpx.Client) -> None:
+    """Where they are fitted, a large JPEG is decoded at a fraction of its size."""
+    large = encoded(Image.new("L", (2000, 1500)), "JPEG")
+    assert "this one is 2000x1500" in refused(client.post("/predict?normalise=none", content=large), 422)
+
+
 PICTURES = {
     "empty": (b"", 422),
     "not an image": (b"hello", 415),
@@ -203,6 +209,7 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
 
 
+@pytest.mark.alone
 def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
     refused = {
         "/v2/models/tiny/infer": (b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}", 400),

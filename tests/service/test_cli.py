@@ -76,7 +76,7 @@ def broken(tmp_path: Path) -> Path:
 
 
 def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven: bytes) -> None:
-    with started(tmp_path / "log", "--linger", "0.3") as (process, url):
+    with started(tmp_path / "log", "--linger", "1.5") as (process, url):
         with reaching(url) as client:
             for _ in range(5):
                 assert client.post("/predict", files={"file": seven}).status_code == 200

@@ -106,6 +106,17 @@ def test_a_replay_notices_sums_that_saturate(name: str, monkeypatch: pytest.Monk
         engine.load(made, "int8", device)
 
 
+def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise RuntimeError("[ONNXRuntimeError] : 6 : Reshape: 3 pictures into 1\nand more")
+
+    made = bundle.read(TINY)
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions.CpuSession, "run", broken)
+    with pytest.raises(BundleError, match=r"tiny: expected graphs that run on their own example, found: .*3 pictures into 1$"):
+        engine.load(made, "fp32", device)
+
+
 def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
     made = bundle.read(TINY)
     files = {name: value for name, value in made.manifest.files.items() if name != "encoder.int8.onnx"}

@@ -10,6 +10,8 @@ import pytest
 
 from tests.service.processes import PREDICT, Answer, Connection, Process, ask, process
 
+pytestmark = pytest.mark.alone
+
 BATCH = 4
 SECONDS_A_BATCH = 0.05
 CAPACITY = BATCH / SECONDS_A_BATCH  # images a second

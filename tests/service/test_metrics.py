@@ -86,7 +86,7 @@ def test_the_queue_tells_how_long_it_may_grow(nets: dict[str, CapsNet]) -> None:
     with serving(settings(max_queue=7), nets) as client:
         seen = samples(client)
     assert seen["capserve_queue_limit_images", "encoder", "tiny"] == 7
-    assert seen["capserve_queue_limit_images", "decoder", "tiny"] == 512
+    assert seen["capserve_queue_limit_images", "decoder", "tiny"] == 4096
 
 
 def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(client: httpx.Client, net: CapsNet) -> None:

@@ -159,6 +159,16 @@ def test_http_1_0_needs_no_host(server: Process) -> None:
     assert statuses(said(server, b"GET /healthz HTTP/1.0\r\n\r\n")) == [200]
 
 
+def test_a_refusal_is_counted_once_however_long_the_client_stays() -> None:
+    """Also where patience is shorter than the time in which a refused client may read why."""
+    with process(patience=0.2) as hasty, socket.create_connection(("127.0.0.1", hasty.port), timeout=10) as connection:
+        connection.sendall(head(MOST_HEAD + 1))
+        assert statuses(connection.recv(65_536)) == [431]
+        time.sleep(0.6)
+        assert hasty.metric('capserve_rejections_total{reason="HeadTooLarge"') == 1
+        assert hasty.metric('capserve_rejections_total{reason="TooSlow"') == 0
+
+
 def test_what_is_refused_before_the_app_sees_it_is_counted(server: Process) -> None:
     def counted() -> dict[str, float]:
         metrics = asyncio.run(ask(server, GET.replace(b"/healthz", b"/metrics"))).body.decode()

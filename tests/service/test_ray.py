@@ -26,7 +26,10 @@ from tests.service.bundles import TINY, renewed
 from tests.service.conftest import drawn, encoded, wait_until_ready
 from tests.service.processes import ROOT, process
 
-pytestmark = pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'capserve[ray]'")
+pytestmark = [
+    pytest.mark.alone,
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'capserve[ray]'"),
+]
 
 KEY = {"X-API-Key": "sesame"}
 OF_ITS_OWN = {"x-request-id", "server-timing", "date", "server"}  # headers that differ by nature

@@ -114,11 +114,34 @@ def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str
     again = client.get("/reconstruct", params=query, headers={"If-None-Match": f'"other", {first.headers["ETag"]}'})
     assert (again.status_code, again.content) == (304, b"")
     assert again.headers["ETag"] == first.headers["ETag"]
-    assert "max-age" in first.headers["Cache-Control"]
+    assert first.headers["Cache-Control"] == "public, max-age=3600"
     assert first.headers["Vary"] == "Accept"
     changed = client.get("/reconstruct", params=query | {"delta": 0.2}, headers={"If-None-Match": first.headers["ETag"]})
     as_json = client.get("/reconstruct", params=query, headers=AS_JSON | {"If-None-Match": first.headers["ETag"]})
     assert (changed.status_code, as_json.status_code) == (200, 200)
+
+
+def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client: httpx.Client, token: str) -> None:
+    for path in ("/reconstruct", "/reconstruct?label=7", "/reconstruct/sweep?label=7&steps=2"):
+        assert client.get(path).headers["Cache-Control"] == "public, no-cache"
+    morph = client.get("/reconstruct/morph", params={"from": token, "to": token})
+    assert morph.headers["Cache-Control"] == "public, max-age=3600"
+
+
+def test_the_largest_sweep_there_can_be_is_drawn(client: httpx.Client) -> None:
+    rows = [("dim", 0)] * 64
+    sheet = picture(
+        client.get("/reconstruct/sweep", params=[*rows, ("label", "7"), ("steps", 41), ("size", 28), ("names", False)])
+    )
+    assert sheet.shape == (64 * 28, 41 * 28)
+
+
+def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("service.routes.reconstruct.LARGEST_SHEET", 10 * 100 * 100)
+    assert client.get("/reconstruct?size=100").status_code == 200
+    refused = client.get("/reconstruct?size=101")
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("10 drawings of size 101 are more than 100,000 pixels")
 
 
 @pytest.mark.parametrize("form", ["{}", 'W/"x", {}', '"a,b" ,{}', "*"])

@@ -7,7 +7,7 @@ import tracemalloc
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from service import bundle, tensors
@@ -192,6 +192,7 @@ def test_ports_come_from_the_bundle_contract():
     assert Port.of(bundle.CAPSULES, manifest).metadata() == {"name": "capsules", "datatype": "FP32", "shape": [-1, 10, 6]}
 
 
+@settings(deadline=None)
 @given(st.binary(max_size=200), st.none() | st.text(max_size=5))
 def test_no_bytes_are_worse_than_malformed(body, header):
     with contextlib.suppress(MalformedRequest):
@@ -215,6 +216,7 @@ FIELDS = st.fixed_dictionaries(
 )
 
 
+@settings(deadline=None)
 @given(FIELDS, st.binary(max_size=40))
 def test_no_request_is_worse_than_malformed(fields, raw):
     value = {"inputs": [request()["inputs"][0] | fields]}

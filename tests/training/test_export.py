@@ -23,6 +23,7 @@ from training.errors import ExportError
 from training.evaluate import TorchModel
 from training.export import PARITY, export, parity, write_graphs
 from training.networks import Network
+from training.pairs import arrangement
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
 from training.train import train
@@ -166,7 +167,9 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
 def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bundle) -> None:
     graph = onnx.load(shapes.encoder("int8")).graph
     producers = {output: node.op_type for node in graph.node for output in node.output}
-    kinds = {node.op_type: {producers.get(name) for name in node.input} for node in graph.node}
+    kinds: dict[str, set[str | None]] = {}
+    for node in graph.node:
+        kinds.setdefault(node.op_type, set()).update(producers.get(name) for name in node.input)
     assert kinds["Conv"] == {"DequantizeLinear"}
     assert "DequantizeLinear" not in kinds["MatMul"]
     assert "DequantizeLinear" not in kinds["Softmax"]
@@ -189,6 +192,7 @@ def test_a_bundle_says_whether_its_pictures_are_ink_in_a_box(finished: Checkpoin
     for name, boxed in (("folder", True), ("fashion", False)):
         made = export(finished, replace(data, name=name), tmp_path / name, quantised=False, say=lambda _: None)
         assert made.manifest.boxed == boxed
+    assert not arrangement("side_by_side").boxed  # which spread over more than the middle
 
 
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from training.config import PRESETS, CapsuleNet
-from training.networks import CapsuleEncoder, Network, parameters
+from training.networks import CapsuleEncoder, Encoding, Network, parameters
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -56,12 +56,16 @@ def test_dropout_silences_whole_capsules_in_training_alone() -> None:
 
 
 def test_the_decoder_sees_the_named_capsule_only() -> None:
-    """Two pictures with the same pose for the named class draw the same, whatever the other capsules hold."""
-    decoder = Network(PRESETS["tiny"].network).eval().decoder
-    pose = torch.rand(1, 6)
-    same = decoder(pose, torch.tensor([3]))
-    assert torch.equal(same, decoder(pose.clone(), torch.tensor([3])))
-    assert not torch.allclose(same, decoder(pose, torch.tensor([4])))
+    """The same pose of the named class draws the same, whatever the other capsules hold."""
+    network = Network(PRESETS["tiny"].network).eval()
+    capsules = torch.rand(1, 10, 6)
+    others = torch.rand(1, 10, 6)
+    others[:, 3] = capsules[:, 3]
+    lengths = torch.zeros(1, 10)
+    network.encoder.forward = lambda images: Encoding(lengths, images)  # type: ignore[assignment,method-assign]
+    drawn = {name: network(each, torch.tensor([[3]]))[1] for name, each in (("one", capsules), ("other", others))}
+    assert torch.equal(drawn["one"], drawn["other"])
+    assert not torch.allclose(drawn["one"], network(capsules, torch.tensor([[4]]))[1])
 
 
 def test_a_plain_net_does_not_learn_from_its_drawing() -> None:
