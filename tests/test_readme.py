@@ -1,6 +1,6 @@
 """README is true: its commands are run against a real server and their outputs compared, its tables against the code.
 
-Of an output the words must agree. Numbers, tokens and picture data are a machine's or a model's own, and are masked.
+Of an output words and whole numbers must agree. Measures, tokens and picture data are a machine's or a model's own: masked.
 """
 
 from __future__ import annotations
@@ -68,8 +68,8 @@ def shown(command: str, desk: Path, server: processes.Process) -> str:
 def masked(output: str) -> str:
     output = re.sub(r'"pose":\s*"[^"]*("|\.\.\.)', '"pose":TOKEN', output)
     output = re.sub(r"\b[0-9a-f]{16,}\b", "FINGERPRINT", output.replace("encoder.int8.onnx", "encoder.onnx"))
-    output = re.sub(r"-?\d+(\.\d+)?(e-?\d+)?", "0", output)
-    return re.sub(r"fp0|int0", "VARIANT", output)[: LONGEST // 2]  # a cut line ends wherever its numbers let it
+    output = re.sub(r"-?\d+\.\d+(e-?\d+)?|-?\d+e-\d+", "MEASURE", output)
+    return re.sub(r"fp32|int8|\d+(?= nodes)", "VARIANT", output)[: LONGEST // 2]  # a cut line ends wherever its numbers let it
 
 
 @pytest.mark.skipif(shutil.which("file") is None or shutil.which("curl") is None, reason="needs the programs `file` and `curl`")
