@@ -48,7 +48,11 @@ DOCKER_TEST ?=
 docker-test:             ## the images and compose files on a real Docker engine; DOCKER_TEST=--gpu tries the GPU's image too
 	$(PYTHON) docker/trial.py $(DOCKER_TEST)
 
-.venv/bin/python:
+PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
+.venv/bin/python:        # looked at first: a .venv of the wrong Python would have to be removed by hand
+	@$(PYTHON) -c 'import re, sys; found = sys.version_info[:2]; \
+	    low, high = (tuple(map(int, each.split("."))) for each in re.findall(r"[\d.]+", "$(PYTHONS)")); \
+	    low <= found < high or sys.exit("expected Python $(PYTHONS), found %d.%d; name another: make PYTHON=python3.12" % found)'
 	$(PYTHON) -m venv .venv
 
 .venv/service: .venv/bin/python pyproject.toml constraints.txt
