@@ -16,9 +16,9 @@ if __name__ == "__main__":
         time.sleep(a_batch)
         return perceive(self, images, drawn)
 
-    def slowly_if_large(data, max_pixels):
+    def slowly_if_large(data, *asked, **more):
         time.sleep(a_picture if len(data) > SMALL_BYTES else 0)
-        return read(data, max_pixels)
+        return read(data, *asked, **more)
 
     CapsNet.perceive, images.read = slowly, slowly_if_large
     sys.exit(main(["serve"]))
