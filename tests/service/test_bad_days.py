@@ -10,6 +10,8 @@ from PIL import Image
 from tests.service.conftest import encoded
 from tests.service.processes import DIGIT, PREDICT, Answer, Connection, Process, ask, process, request
 
+pytestmark = pytest.mark.alone
+
 CROWD = 60
 
 
