@@ -98,7 +98,7 @@ class Served(GraphObserver):
             observer=self,
             runners=net.encoder.runners,
         )
-        # Drawings are small beside encodings, and a sweep wants a hundred at once: at most 64 rows of 41.
+        # Drawings are small beside encodings, and a sweep wants a hundred at once; the largest allowed fits in whole.
         most = sessions.BUCKETS[-1]
         self._drawer = Batcher(
             lambda poses, classes: (net.reconstruct(poses, classes),),

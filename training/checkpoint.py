@@ -88,7 +88,7 @@ def load(run: Path) -> Checkpoint:
 
 
 def resumable(run: Path, config: Config, data: str) -> Checkpoint:
-    """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, what they did stays true."""
+    """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, which come after all."""
     checkpoint = load(run)
     cycles = max(checkpoint.config.training.cycles, config.training.cycles)
     longer = replace(checkpoint.config, training=replace(checkpoint.config.training, cycles=cycles))

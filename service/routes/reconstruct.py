@@ -132,8 +132,9 @@ def _form(request: Request, *offers: str) -> str:
 async def _unless_known(request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]]) -> Response:
     """304 when the client's copy is of this URL, form and model, else the drawing with its ETag."""
     etag = _etag(request, served, form)
-    # A token names its model; what a class's prototype looks like is another question after a reload.
-    lasts = f"max-age={FRESH}" if request.query_params.keys() & {"pose", "from"} else "no-cache"
+    # A token names its graphs; what a class's prototype is, and so what it has to do with a pose, may be new after a reload.
+    asked = request.query_params.keys()
+    lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked else "no-cache"
     known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, {lasts}", "Vary": "Accept"}
     if headers.knows(",".join(request.headers.getlist("if-none-match")), etag):
         return Response(status_code=304, headers=known)

@@ -12,6 +12,7 @@ from PIL import Image
 from service import pose
 from service.engine import CapsNet, perturb
 from service.pose import Pose
+from service.schemas import MOST_DIMS, MOST_STEPS
 
 AS_JSON = {"Accept": "application/json"}
 
@@ -122,18 +123,20 @@ def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str
 
 
 def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client: httpx.Client, token: str) -> None:
-    for path in ("/reconstruct", "/reconstruct?label=7", "/reconstruct/sweep?label=7&steps=2"):
+    for path in (
+        "/reconstruct",
+        "/reconstruct?label=7",
+        "/reconstruct/sweep?label=7&steps=2",
+        f"/reconstruct?pose={token}&as_label=1",
+    ):
         assert client.get(path).headers["Cache-Control"] == "public, no-cache"
     morph = client.get("/reconstruct/morph", params={"from": token, "to": token})
     assert morph.headers["Cache-Control"] == "public, max-age=3600"
 
 
 def test_the_largest_sweep_there_can_be_is_drawn(client: httpx.Client) -> None:
-    rows = [("dim", 0)] * 64
-    sheet = picture(
-        client.get("/reconstruct/sweep", params=[*rows, ("label", "7"), ("steps", 41), ("size", 28), ("names", False)])
-    )
-    assert sheet.shape == (64 * 28, 41 * 28)
+    query = [*[("dim", 0)] * MOST_DIMS, ("label", "7"), ("steps", MOST_STEPS), ("size", 28), ("names", False)]
+    assert picture(client.get("/reconstruct/sweep", params=query)).shape == (MOST_DIMS * 28, MOST_STEPS * 28)
 
 
 def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,6 @@ from training.errors import ExportError
 from training.evaluate import TorchModel
 from training.export import PARITY, export, parity, write_graphs
 from training.networks import Network
-from training.pairs import arrangement
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
 from training.train import train
@@ -192,7 +191,6 @@ def test_a_bundle_says_whether_its_pictures_are_ink_in_a_box(finished: Checkpoin
     for name, boxed in (("folder", True), ("fashion", False)):
         made = export(finished, replace(data, name=name), tmp_path / name, quantised=False, say=lambda _: None)
         assert made.manifest.boxed == boxed
-    assert not arrangement("side_by_side").boxed  # which spread over more than the middle
 
 
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
@@ -224,10 +222,14 @@ def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet,
     assert said == []
 
 
-def test_two_digits_a_picture_make_a_bundle_with_two_objects(data: DataSet, tmp_path: Path) -> None:
-    training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=1, pairs="overlapping")
+@pytest.mark.parametrize(("pairs", "shape", "boxed"), [("overlapping", (1, 36, 36), True), ("side_by_side", (1, 28, 56), False)])
+def test_two_digits_a_picture_make_a_bundle_with_two_objects(
+    pairs: str, shape: tuple[int, int, int], boxed: bool, data: DataSet, tmp_path: Path
+) -> None:
+    training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=1, pairs=pairs)
     done = train(replace(PRESETS["tiny"], training=training), data, tmp_path / "run", Place(torch.device("cpu")))
-    made = export(done, data, tmp_path / "overlap", quantised=False, say=lambda _: None)
+    made = export(done, data, tmp_path / "two", quantised=False, say=lambda _: None)
     assert made.manifest.max_objects == 2
-    assert made.manifest.image_shape == (1, 36, 36)
+    assert made.manifest.image_shape == shape
+    assert made.manifest.boxed == boxed  # side by side they spread over more than the middle
     assert (made.folder / DECODER_FILE).exists()
