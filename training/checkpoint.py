@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 
 from training.config import Config
 from training.errors import CheckpointError
@@ -41,10 +42,10 @@ class Checkpoint:
         return network.eval()
 
 
-def fill(network: Network, weights: dict[str, Any]) -> None:
+def fill(part: Network | Optimizer, state: dict[str, Any]) -> None:
     try:
-        network.load_state_dict(weights)
-    except (RuntimeError, TypeError) as error:
+        part.load_state_dict(state)
+    except (RuntimeError, TypeError, ValueError) as error:
         raise CheckpointError(
             f"the checkpoint's weights are not this network's, or another version wrote them: {error}"
         ) from error

@@ -103,12 +103,13 @@ class Training:
     cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
     batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
     learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
+    transform_rate: float = _flag(1.0, "learning rate of the transformations that make votes, in multiples of it", 1e-3, 1_000)
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
     augment: str = _flag("affine", "none, shift (2 pixels, the paper's), affine or strong (half again as much)")
     pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
-    loss: str = _flag("margin", "margin or cross_entropy")
+    loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths) or cross_entropy")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
     validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
@@ -204,7 +205,8 @@ PRESETS: dict[str, Config] = {
             Training(epochs=40, learning_rate=0.003),
         ),
         # Two digits a picture, as in the paper: 6x6 places x 16 kinds = 576 capsules. Pairs are never the same twice, so there is
-        # no augmentation but their shifts.
+        # no augmentation but their shifts, and what counts is how much is learned from each: hence small batches, the loss
+        # that goes on, and steps for the transformations in proportion to their size. models/README.md has what each gave.
         Config(
             "overlap",
             CapsuleNet(
@@ -213,7 +215,15 @@ PRESETS: dict[str, Config] = {
                 decoder=Decoder(hidden=(256, 512), sees_class=False),
                 image_shape=(1, 36, 36),
             ),
-            Training(epochs=25, learning_rate=0.003, pairs="overlapping", augment="shift"),
+            Training(
+                epochs=25,
+                batch_size=64,
+                learning_rate=0.003,
+                transform_rate=4.0,
+                loss="contrast",
+                pairs="overlapping",
+                augment="shift",
+            ),
         ),
         Config(
             "shared",

@@ -124,6 +124,11 @@ def stem(channels: int, convolutions: tuple[Conv, ...]) -> nn.Sequential:
     return nn.Sequential(*layers)
 
 
+def transforms(module: nn.Module) -> list[nn.Parameter]:
+    """The matrices that turn input capsules into votes."""
+    return [part.transforms for part in module.modules() if isinstance(part, ClassCapsules)]
+
+
 def parameters(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 

@@ -33,7 +33,7 @@ from training.devices import Place, hardware, precision
 from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
 from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
 from training.losses import LOSSES, reconstruction
-from training.networks import Network
+from training.networks import Network, transforms
 from training.pairs import Batch, Partners, arrangement
 from training.schedules import SCHEDULES
 
@@ -90,7 +90,7 @@ class Run:
         torch.manual_seed(settings.seed)
         self.network = Network(start.config.network).to(place.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
-        self.optimizer = torch.optim.Adam(self.network.parameters(), lr=settings.learning_rate, fused=True)
+        self.optimizer = torch.optim.Adam(self._groups(), lr=settings.learning_rate, fused=True)
         self.average = Average(self.network, settings.ema) if settings.ema else None
         if start.network:
             self._restore()
@@ -99,6 +99,12 @@ class Run:
             self.network.compile()
         if place.world > 1:
             self.model = DistributedDataParallel(self.network)
+
+    def _groups(self) -> list[dict[str, Any]]:
+        """The weights by how fast they learn: Adam's steps are as long for all, and transformations have the largest values."""
+        votes = transforms(self.network)
+        others = [weights for weights in self.network.parameters() if not any(weights is each for each in votes)]
+        return [{"params": others, "factor": 1.0}, {"params": votes, "factor": self.settings.transform_rate}]
 
     @property
     def ended(self) -> bool:
@@ -153,7 +159,7 @@ class Run:
         cycle = self.settings.epochs * self.steps_per_epoch
         rate = self.schedule(state.step % cycle / cycle, self.settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * rate
+            group["lr"] = self.settings.learning_rate * rate * group["factor"]
         with torch.autocast(self.place.device.type, self.dtype, enabled=self.dtype != torch.float32):
             encoding, drawings = self.model(batch.images, batch.labels)
         loss = self.loss(encoding.lengths, batch.labels)
@@ -230,7 +236,7 @@ class Run:
     def _restore(self) -> None:
         state = self.checkpoint
         checkpoints.fill(self.network, state.network)
-        self.optimizer.load_state_dict(state.optimizer)
+        checkpoints.fill(self.optimizer, state.optimizer)
         if self.average is not None:
             checkpoints.fill(self.average.network, state.average)
 

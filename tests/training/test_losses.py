@@ -1,7 +1,8 @@
 import pytest
 import torch
 
-from training.losses import cross_entropy, margin, reconstruction
+from training.capsules import Squash
+from training.losses import contrast, cross_entropy, margin, reconstruction
 
 
 def test_margin_is_equation_4() -> None:
@@ -13,6 +14,31 @@ def test_margin_is_equation_4() -> None:
 def test_margin_counts_every_object_present() -> None:
     lengths = torch.tensor([[0.95, 0.5, 0.0]])
     assert float(margin(lengths, torch.tensor([[0, 1]]))) == pytest.approx(0.4**2)
+
+
+@pytest.mark.parametrize("squash", ["paper", "half"])
+def test_contrast_adds_the_surprise_at_each_object_by_its_share_of_squared_lengths_before_squash(squash: str) -> None:
+    before = torch.tensor([3.0, 2.0, 1.0, 1.0])
+    lengths = Squash(squash)(before.unsqueeze(1)).squeeze(1).unsqueeze(0)
+    both = torch.tensor([[0, 1]])
+    shares = torch.tensor([9.0, 4.0]) / (9 + 4 + 1 + 1)
+    assert float(contrast(lengths, both) - margin(lengths, both)) == pytest.approx(float(-shares.log().mean()), rel=1e-3)
+
+
+def test_contrast_teaches_where_the_margin_loss_is_content() -> None:
+    lengths = torch.tensor([[0.95, 0.05]], requires_grad=True)
+    assert float(margin(lengths.detach(), torch.tensor([[0]]))) == 0
+    contrast(lengths, torch.tensor([[0]])).backward()
+    assert lengths.grad is not None
+    assert lengths.grad[0, 0] < 0 < lengths.grad[0, 1]
+
+
+@pytest.mark.parametrize("length", [0.0, 1.0])
+def test_contrast_is_finite_at_either_end(length: float) -> None:
+    lengths = torch.full((1, 10), length, requires_grad=True)
+    contrast(lengths, torch.tensor([[3]])).backward()
+    assert lengths.grad is not None
+    assert lengths.grad.isfinite().all()
 
 
 def test_cross_entropy_is_the_logarithm_of_the_right_probability() -> None:

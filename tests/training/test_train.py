@@ -185,6 +185,29 @@ def test_the_first_step_is_adam_on_the_papers_loss(data: DataSet, tmp_path: Path
         assert float(near.float().mean()) > 0.98
 
 
+def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(data: DataSet, tmp_path: Path) -> None:
+    """After Adam's first step, as long for every weight, the transformations have moved four times as far."""
+    one_step = {"epochs": 1, "batch_size": 340, "schedule": "constant", "precision": "fp32", "ema": 0.0}
+    done = [train(config(transform_rate=rate, **one_step), data, tmp_path / str(rate), CPU) for rate in (1.0, 4.0)]
+    torch.manual_seed(done[0].config.training.seed)
+    before = Network(done[0].config.network).state_dict()
+    for key in before:
+        slow, fast = (float((state.network[key].float() - before[key].float()).abs().median()) for state in done)
+        if slow > 0:  # not batch norm's counters
+            assert fast / slow == pytest.approx(4 if key == "encoder.routed.transforms" else 1, rel=0.01), key
+    assert done[1].history[0]["learning_rate"] == 0.01
+
+
+def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
+    finished: Path, data: DataSet, tmp_path: Path
+) -> None:
+    state = checkpoint.load(finished)
+    state.optimizer["param_groups"] = state.optimizer["param_groups"][:1]
+    checkpoint.save(state, tmp_path)
+    with pytest.raises(CheckpointError, match="or another version wrote them"):
+        train(config(cycles=2), data, tmp_path, CPU, resume=True)
+
+
 def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, data: DataSet) -> None:
     with pytest.raises(CheckpointError, match="already holds a run; pass --resume"):
         train(config(), data, finished, CPU)
