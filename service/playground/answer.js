@@ -14,6 +14,11 @@ export async function readPictures({ input, objects }) {
   return { seen, believed };
 }
 
+const several = (model) => model?.manifest.max_objects > 1;
+
+/** What to draw for a model; before any is known, what most take. */
+export const invitation = (model) => (several(model) ? "Draw two digits, one over the other" : "Draw a digit");
+
 export class AnswerView {
   #bars = [];
   #model = null;
@@ -32,7 +37,7 @@ export class AnswerView {
     this.clear();
   }
 
-  clear(verdict = "Nothing yet", reason = "Draw a digit, or pick an example below the slate.") {
+  clear(verdict = "Nothing yet", reason = `${invitation(this.#model)}, or pick ${several(this.#model) ? "examples" : "an example"} below the slate.`) {
     this.#lengths([], []);
     say(byId("verdict"), verdict);
     say(byId("glance"), "");
@@ -87,7 +92,8 @@ export class AnswerView {
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
     const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";
-    return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}`;
+    const pair = labels.length > 1 ? " It looks for two in every picture, and in one digit finds a second." : "";
+    return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}${pair}`;
   }
 
   #captions(seen, believed, difference, hint) {

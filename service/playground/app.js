@@ -1,6 +1,6 @@
 /** The page's parts, put together: what is drawn is asked about, and what is answered is shown. */
 
-import { AnswerView, readPictures } from "./answer.js";
+import { AnswerView, invitation, readPictures } from "./answer.js";
 import { Api, Refused } from "./api.js";
 import { copyCommand, showCommand } from "./command.js";
 import { Connection } from "./connection.js";
@@ -77,7 +77,7 @@ const same = (...models) => new Set(models.map((each) => JSON.stringify([each?.n
 
 function chooseModel(name) {
   wanted = name;
-  history.replaceState(null, "", `?${new URLSearchParams({ model: name })}`);
+  history.replaceState(history.state, "", `?${new URLSearchParams({ model: name })}`);
   askModels();
 }
 
@@ -89,6 +89,7 @@ function setModel(chosen) {
   byId("model").title = `${model.variant} on ${model.provider}, version ${model.version}`;
   begun = true;
   answers.setModel(model);
+  invite();
   morph.setModel();
   pose.setModel(model);
   showExamples();
@@ -139,6 +140,13 @@ function drawSweep() {
 }
 
 // Showing
+
+/** What the empty slate says: what to draw, or what lies there that has no picture yet. */
+const invite = () => say(byId("invitation"), drawing.hidden || invitation(model));
+
+/** To the docs and back, or loaded anew, and the drawing is still there: it lies with this entry of the tab's history. At once and not
+ * when the page goes: then browsers take no more of it, and a phone that needs memory drops a hidden page without another word. */
+const keep = () => history.replaceState({ drawing: drawing.kept }, "");
 
 function offerToMorph() {
   const index = pictures && pose.object ? pose.index : -1;
@@ -221,11 +229,12 @@ drawing.addEventListener("change", ({ detail }) => {
   enable(byId("undo"), drawing.undoable, byId("file"));
   enable(byId("clear"), !drawing.empty, byId(drawing.undoable ? "undo" : "file"));
   byId("invitation").hidden = !drawing.empty && !drawing.hidden;
-  say(byId("invitation"), drawing.hidden || "Draw a digit");
+  invite();
   byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
   begun ||= detail.begun;
   forgive("file");
   predict({ now: !detail.drawing });
+  if (!detail.drawing) keep();
 });
 acceptPictures({
   input: byId("file"),
@@ -261,7 +270,4 @@ window.addEventListener("unhandledrejection", ({ reason }) => refuse("page", rea
 
 askModels();
 
-// To the docs and back, and the drawing is still there: it is kept with this entry of the tab's history. A phone that needs memory
-// drops a hidden page without another word.
-for (const event of ["visibilitychange", "pagehide"]) window.addEventListener(event, () => history.replaceState({ drawing: drawing.kept }, ""));
 if (history.state?.drawing) drawing.restore(history.state.drawing);

@@ -164,11 +164,11 @@ def test_a_drawing_is_still_there_after_a_look_at_the_docs(with_seven: Page) -> 
         assert image(page, "drawing") == before
 
 
-def test_a_hidden_page_that_is_dropped_has_kept_its_drawing(with_seven: Page) -> None:
-    """As a phone does that needs memory: it says that the page is hidden, and no more."""
-    with_seven.evaluate("history.replaceState(null, '')")
-    with_seven.evaluate("document.dispatchEvent(new Event('visibilitychange', { bubbles: true }))")
+def test_a_drawing_is_kept_from_the_end_of_its_stroke(with_seven: Page) -> None:
+    """A page that is loaded anew or dropped for want of memory has no time for it."""
     assert with_seven.evaluate("history.state.drawing.strokes.length") == 1
+    with_seven.reload()
+    on_the_slate(with_seven, "1 stroke")
 
 
 def test_of_a_drawing_on_a_picture_nothing_is_kept(page: Page, tmp_path: Path) -> None:

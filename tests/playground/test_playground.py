@@ -303,17 +303,25 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     assert said(page, "#strip").startswith("Draw a digit and keep it as the start")
     page.reload()
     expect(page.locator("#model")).to_have_value("pair")
+    page.click("#clear")
+    expect(page.locator("#invitation")).to_have_text("Draw two digits, one over the other")
+    page.select_option("#model", "tiny")
+    expect(page.locator("#invitation")).to_have_text("Draw a digit")
+    assert "two" not in said(page, "#reason")
 
 
 def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     expect(page.locator("#model")).to_have_value("pair")
+    expect(page.locator("#invitation")).to_have_text("Draw two digits, one over the other")
+    assert said(page, "#reason") == "Draw two digits, one over the other, or pick examples below the slate."
     for label in "07":
         page.get_by_role("button", name=f"Example {label}").click()
         expect(page.locator("#drawing")).to_have_attribute(
             "aria-label", f"Your drawing: example 0{', example 7' * (label == '7')}"
         )
     expect(page.locator("#verdict")).to_contain_text(" and ")
+    expect(page.locator("#reason")).to_contain_text("It looks for two in every picture")
     assert page.locator("#lengths .first, #lengths .second").count() == 2
     assert page.locator("#believed-hint .key").count() == 2
     assert min(colours(page)) > 10
