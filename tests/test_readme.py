@@ -80,6 +80,14 @@ def test_every_command_prints_what_readme_says(server: processes.Process, desk: 
         assert masked(shown(step.command, desk, server)) == masked(step.output.strip("\n")), step.command
 
 
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
+def test_the_python_lines_print_what_they_say(server: processes.Process, desk: Path) -> None:
+    (lines,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert shown(steps()[0].command, desk, server)  # makes seven.png
+    (desk / "turn.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
+    assert shown("python turn.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
+
+
 def test_the_settings_table_is_the_settings() -> None:
     rows = re.findall(r"^\| `CAPSERVE_(\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
     expected = []
