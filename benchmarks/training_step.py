@@ -24,7 +24,8 @@ from training.devices import hardware, keep_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
 
-BATCH, STEPS, WARM_UP = PRESETS["paper"].training.batch_size, 5, 2
+PAPER = PRESETS["paper"]
+BATCH, STEPS, WARM_UP = PAPER.training.batch_size, 5, 2
 CPU = torch.device("cpu")
 
 
@@ -63,9 +64,11 @@ def their_squash(vectors: Tensor) -> Tensor:
 
 
 def ours(dtype: torch.dtype, spectral: bool = True) -> Callable[[Tensor, Tensor], None]:
-    network = Network(PRESETS["paper"].network)
+    network = Network(PAPER.network)
     if not spectral:
-        network.encoder.primary.convolution = nn.Conv2d(256, 256, 9, stride=2)
+        spectra = network.encoder.primary.convolution
+        plain = nn.Conv2d(spectra.in_channels, spectra.out_channels, spectra.kernel_size, spectra.stride)
+        network.encoder.primary.convolution = plain
     network = network.to(memory_format=torch.channels_last)
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
 
@@ -88,7 +91,7 @@ def theirs() -> Callable[[Tensor, Tensor], None]:
 
 
 def _update(optimizer: torch.optim.Optimizer, found: Tensor, drawings: Tensor, images: Tensor, labels: Tensor) -> None:
-    loss = margin(found, labels) + 0.0005 * reconstruction(drawings, images.unsqueeze(1))
+    loss = margin(found, labels) + PAPER.training.reconstruction * reconstruction(drawings, images.unsqueeze(1))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()

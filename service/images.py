@@ -97,9 +97,9 @@ def prepare(
     return normalising.pixels(picture, channels)
 
 
-def png(image: Array, size: int | None = None) -> bytes:
-    """One image (C, H, W) as a PNG; `size` is its longer side in pixels."""
-    return sheet(image[None, None], size)
+def png(image: Array) -> bytes:
+    """One image (C, H, W) as a PNG, a pixel for a pixel."""
+    return sheet(image[None, None])
 
 
 def sheet(rows: Array, size: int | None = None, names: Sequence[str] = ()) -> bytes:
