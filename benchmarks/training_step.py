@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from training.capsules import lengths
 from training.config import PRESETS
-from training.devices import hardware, keep_memory, precision
+from training.devices import DTYPES, hardware, keep_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
 
@@ -101,7 +101,7 @@ def main() -> None:
     torch.manual_seed(0)
     keep_memory()
     images, labels = torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH, 1))
-    usual = precision("auto", CPU)
+    usual = DTYPES[precision("auto", CPU)]
     contenders = {
         "theirs, float32": theirs(),
         "ours, float32, convolved directly": ours(torch.float32, spectral=False),

@@ -27,6 +27,11 @@ LABEL org.opencontainers.image.title="capserve-training" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
+# torch compiles kernels for a GPU when it meets one, with a C compiler.
+# hadolint ignore=DL3008
+RUN apt-get update \
+ && apt-get install -y --no-install-recommends gcc libc6-dev \
+ && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/capserve /opt/capserve
 # Data sets that are downloaded, and what torch and matplotlib keep, go to the cache; runs and bundles to volumes.
 ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp XDG_CACHE_HOME=/cache ORT_DISABLE_TELEMETRY=1 \

@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
 
 AFFINE = Limits(rotation=12, scale=0.12, shear=0.15)
-STRONG = Limits(rotation=18, scale=0.18, shear=0.25)  # half again as much: what a longer run can still learn from
+STRONG = Limits(rotation=18, scale=0.18, shear=0.25)  # about half again as much: what a longer run can still learn from
 
 
 def none(images: Tensor, generator: Generator) -> Tensor:
@@ -44,11 +44,12 @@ def affine(images: Tensor, generator: Generator, limits: Limits = AFFINE) -> Ten
     def within(limit: float) -> Tensor:
         return (torch.rand(count, generator=generator, device=images.device) * 2 - 1) * limit
 
+    aspect = height / width  # of sides: what is turned is the picture, not the square that its coordinates make of it
     angle, slant = within(torch.pi * limits.rotation / 180), within(limits.shear)
     across, down = 1 + within(limits.scale), 1 + within(limits.scale)
     cosine, sine = angle.cos(), angle.sin()
-    first = torch.stack([cosine * across, (slant * cosine - sine) * down, within(2 * SHIFT / width)], dim=1)
-    second = torch.stack([sine * across, (slant * sine + cosine) * down, within(2 * SHIFT / height)], dim=1)
+    first = torch.stack([cosine * across, (slant * cosine - sine) * down * aspect, within(2 * SHIFT / width)], dim=1)
+    second = torch.stack([sine * across / aspect, (slant * sine + cosine) * down, within(2 * SHIFT / height)], dim=1)
     grid = F.affine_grid(torch.stack([first, second], dim=1), list(images.shape), align_corners=False)
     return F.grid_sample(images, grid, mode="bilinear", padding_mode="zeros", align_corners=False)
 

@@ -27,6 +27,7 @@ class Checkpoint:
     classes: tuple[str, ...]
     data: str  # digest of the training pictures and labels
     hardware: str
+    precision: str = ""  # what `auto` came to where the run began
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)  # a row per finished epoch

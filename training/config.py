@@ -109,7 +109,7 @@ class Training:
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
     augment: str = _flag("affine", "none, shift (2 pixels, the paper's), affine or strong (half again as much)")
     pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
-    loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths) or cross_entropy")
+    loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths), or cross_entropy for a softmax")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
     validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
@@ -132,6 +132,13 @@ class Config:
     preset: str
     network: CapsuleNet | PlainNet
     training: Training
+
+    def __post_init__(self) -> None:
+        if self.training.loss == "cross_entropy" and getattr(self.network, "output", "") != "softmax":
+            raise SettingError(
+                f"loss cross_entropy is for outputs that sum to 1, and those of {self.preset} do not: nothing would shorten the "
+                "capsules of absent classes. Take margin or contrast"
+            )
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

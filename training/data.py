@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
+from service.normalise import BOX
 from training.errors import DataError, UnknownNameError
 
+FRAME = (28, 28)  # pixels of MNIST's pictures
+SAMPLE, MOST = 1_000, 0.9  # pictures looked at; the share that makes a rule. Of MNIST's 999 in 1,000 fill their box
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 
@@ -38,7 +41,6 @@ class Source:
     mirrors: tuple[str, ...] = ()
     unpacked: tuple[str, ...] = ()
     packed: tuple[str, ...] = ()  # of the .gz as its publisher made it, for a set whose unpacked sums are not published
-    boxed: bool = True  # ink fitted into a box in the middle, as MNIST was made; what the service is to do with pictures then
 
     def expected(self, name: str, packed: bool) -> str | None:
         sums = self.packed if packed else self.unpacked
@@ -69,7 +71,6 @@ SOURCES: dict[str, Source] = {
             "8181f5470baa50b63fa0f6fddb340f0a",
             "15d484375f8d13e6eb1aabb0c3f46965",
         ),
-        boxed=False,
     ),
     "kmnist": Source(
         ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
@@ -80,7 +81,6 @@ SOURCES: dict[str, Source] = {
             "5c965bf0a639b31b8f53240b1b52f4d7",
             "7320c461ea6c1c855c0b718fb2a4b134",
         ),
-        boxed=False,
     ),
     "folder": Source(()),  # any four idx files: the classes are the labels found
 }
@@ -125,13 +125,28 @@ class DataSet:
                 f"validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
-        for index, name in enumerate(self.classes):
-            if not (validation.labels == index).any():
-                raise DataError(
-                    f"class {name!r} is in none of the last {held_out} training pictures, which are held out to choose by;"
-                    " shuffle the files, or hold out more with --validation"
-                )
+        parts = {
+            f"last {held_out} training pictures, which are held out to choose by": validation,
+            "others, to learn from": learn,
+        }
+        for what, part in parts.items():
+            for index, name in enumerate(self.classes):
+                if not (part.labels == index).any():
+                    raise DataError(
+                        f"class {name!r} is in none of the {what}; if the files are sorted by class, shuffle them, "
+                        "else change how many are held out with --validation"
+                    )
         return learn, validation
+
+    @cached_property
+    def boxed(self) -> bool:
+        """Whether ink was fitted into a box, as MNIST's was: 20 of 28 pixels on its longer side. The service then does so too."""
+        images = self.train.images[:SAMPLE]
+        if images.shape[1:] != (1, *FRAME):
+            return False
+        ink = images[:, 0] > 0
+        longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
+        return bool((longer == round(BOX[1] * FRAME[0])).float().mean() > MOST)
 
 
 def load(dataset: str, folder: Path | None = None) -> DataSet:
@@ -160,7 +175,8 @@ def find(dataset: str, folder: Path | None) -> Path:
     if folder is not None:
         return _holding(folder, dataset) or _absent(folder)
     if shared := os.environ.get("CAPSERVE_DATA"):
-        if held := _holding(Path(shared), dataset):
+        held = _holding(Path(shared), dataset)
+        if held and (held.name == dataset or not _of_another(held, dataset)):
             return held
         if dataset == "folder":
             _absent(Path(shared))
@@ -274,6 +290,17 @@ def _holding(folder: Path, dataset: str) -> Path | None:
     return None
 
 
+def _of_another(folder: Path, dataset: str) -> bool:
+    """Whether the files are a known set's, and not this one's: all sets call their files the same."""
+    if dataset == "folder" or not (path := _file(folder, FILES[3])):
+        return False
+    content = path.read_bytes()
+    contents = [content, _unpack(content, path)] if path.suffix == ".gz" else [content]
+    sums = {hashlib.md5(each, usedforsecurity=False).hexdigest() for each in contents}
+    others = [source for name, source in SOURCES.items() if name != dataset]
+    return any(sums & {*source.unpacked, *source.packed} for source in others)
+
+
 def _file(folder: Path, name: str) -> Path | None:
     for path in (folder / name, folder / f"{name}.gz"):
         if path.exists():
@@ -284,6 +311,13 @@ def _file(folder: Path, name: str) -> Path | None:
 def _absent(folder: Path) -> Path:
     missing = [name for name in FILES if not _file(folder, name)]
     raise DataError(f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there")
+
+
+def _extent(marked: Tensor) -> Tensor:
+    """From the first mark to the last, in pixels: (n, side) -> (n,); all of the side where there is none."""
+    side = marked.shape[1]
+    first, last = (each.int().argmax(dim=1) for each in (marked, marked.flip(1)))
+    return side - first - last
 
 
 def _size(digits: Digits) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import os
 import platform
+import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -71,21 +72,28 @@ def place() -> Iterator[Place]:
         dist.destroy_process_group()
 
 
-def precision(name: str, device: torch.device) -> torch.dtype:
-    """bf16 under `auto` where the processor multiplies it natively: 1.8 times the steps/s of `paper` in float32 on a CPU
-    with AMX, both convolved directly (benchmarks/training_step.py)."""
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
+
+
+def precision(name: str, device: torch.device) -> str:
+    """One of DTYPES. `auto` is bf16 where the processor multiplies it natively: 1.8 times the steps/s of `paper` in float32 on a
+    CPU with AMX, both convolved directly (benchmarks/training_step.py)."""
     if name == "auto":
-        name = "bf16" if _multiplies_bf16(device) else "fp32"
-    choices = {"fp32": torch.float32, "bf16": torch.bfloat16}
-    if name not in choices:
-        raise UnknownNameError("precision", name, ["auto", *choices])
-    return choices[name]
+        return "bf16" if _multiplies_bf16(device) else "fp32"
+    if name not in DTYPES:
+        raise UnknownNameError("precision", name, ["auto", *DTYPES])
+    return name
 
 
-def hardware(device: torch.device) -> str:
-    """What a bundle says it was trained on."""
+def compiles() -> bool:
+    """Whether torch.compile has the C compiler that it wants for kernels of its own."""
+    return any(shutil.which(each) for each in (os.environ.get("CC") or "cc", "gcc", "clang"))
+
+
+def hardware(device: torch.device, processes: int = 1) -> str:
+    """What a bundle says it was trained on. Processes without GPUs share one machine."""
     if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
+        return f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     return f"{_processor()}, {cores} cores"
 

@@ -94,7 +94,7 @@ def rotation(model: Model, found: Poses, unit: Tensor) -> Tensor:
     left, _, right = torch.linalg.svd(measures[:, chosen] / steepness[chosen], full_matrices=False)
     first = left @ right  # Loewdin's rule: the orthonormal axes nearest to all directions at once, none preferred
     rest = pixels - first @ (first.T @ pixels)
-    others = torch.linalg.svd(rest).U[:, : size - first.shape[1]]
+    others = torch.linalg.svd(rest, full_matrices=False).U[:, : size - first.shape[1]]
     return torch.cat([first, others], dim=1).T.float()
 
 

@@ -21,9 +21,9 @@ from training import graphs
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
 from training.config import CapsuleNet
-from training.data import SOURCES, DataSet, Digits
+from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, seen
-from training.errors import ExportError
+from training.errors import DataError, ExportError
 from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
@@ -43,6 +43,11 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     bundle.check_name(folder.name)
     if folder.exists() and not (folder / bundle.MANIFEST).exists():
         raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
+    if data.digest != checkpoint.data:
+        raise DataError(
+            f"this run learned other pictures (sha256 {checkpoint.data[:12]}) than these ({data.digest[:12]}), and a bundle is "
+            "measured on those held out from its own; pass the --data it was trained with"
+        )
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
@@ -83,7 +88,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             "image_shape": net.image_shape,
             "pose_size": net.pose_size,
             "max_objects": arrangement(config.training.pairs).objects,
-            "boxed": SOURCES[data.name].boxed and arrangement(config.training.pairs).boxed,
+            "boxed": data.boxed and arrangement(config.training.pairs).boxed,
             "routing": {"algorithm": net.routing, "iterations": net.iterations} if isinstance(net, CapsuleNet) else None,
             "preset": config.preset,
             "dataset": data.name,
@@ -167,7 +172,7 @@ def _record(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
     return {
         "epochs": len(checkpoint.history),
         "seed": settings.seed,
-        "hardware": checkpoint.hardware,
+        "hardware": ", ".join(filter(None, (checkpoint.hardware, checkpoint.precision))),
         "seconds": round(checkpoint.seconds, 1),
         "parameters": parameters(network),
         "encoder_parameters": parameters(network.encoder),

@@ -29,7 +29,7 @@ from training.average import Average
 from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import DataSet
-from training.devices import Place, hardware, precision
+from training.devices import DTYPES, Place, compiles, hardware, precision
 from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
 from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
 from training.losses import LOSSES, reconstruction
@@ -57,7 +57,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     elif (out / checkpoints.FILE).exists():
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
-        start = Checkpoint(config, data.classes, data.digest, hardware(place.device))
+        start = Checkpoint(config, data.classes, data.digest, hardware(place.device, place.world))
     place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     run = Run(start, data, out, place)
@@ -80,12 +80,14 @@ class Run:
         self.learn = learn.to(place.device)
         self.partners = Partners(self.learn)
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
-        self.dtype = precision(settings.precision, place.device)
+        start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
+        self.dtype = DTYPES[start.precision]
         self.augment = _named("augmentation", settings.augment, AUGMENTATIONS)
         self.loss = _named("loss", settings.loss, LOSSES)
         self.schedule = _named("schedule", settings.schedule, SCHEDULES)
         self.arrange = arrangement(settings.pairs).arrange
-        self.stopping = False
+        self.asked = False  # of this process, to stop
+        self.stopping = False  # all processes agreed to
 
         torch.manual_seed(settings.seed)
         self.network = Network(start.config.network).to(place.device)
@@ -95,16 +97,20 @@ class Run:
         if start.network:
             self._restore()
         self.model: Any = self.network
-        if place.device.type == "cuda":
+        if place.device.type == "cuda" and compiles():
             self.network.compile()
+        elif place.device.type == "cuda" and place.leads:
+            print("no C compiler found (gcc or clang): training goes on without torch.compile, more slowly")
         if place.world > 1:
             self.model = DistributedDataParallel(self.network)
 
     def _groups(self) -> list[dict[str, Any]]:
-        """The weights by how fast they learn: Adam's steps are as long for all, and transformations have the largest values."""
+        """The weights by how fast they learn: Adam's steps are as long for all, and transformations are the largest matrices."""
+        if self.settings.transform_rate == 1:
+            return [{"params": list(self.network.parameters())}]
         votes = transforms(self.network)
         others = [weights for weights in self.network.parameters() if not any(weights is each for each in votes)]
-        return [{"params": others, "factor": 1.0}, {"params": votes, "factor": self.settings.transform_rate}]
+        return [{"params": others}, {"params": votes, "factor": self.settings.transform_rate}]
 
     @property
     def ended(self) -> bool:
@@ -144,7 +150,7 @@ class Run:
                     loss, errors, seen = self.place.total(sums)
                     self._check(loss)
                     bar.set_postfix(loss=f"{loss / seen:.4f}", accuracy=f"{100 - 100 * errors / seen:.2f}%")
-                if (looks or self.place.world == 1) and self.place.any(self.stopping):
+                if (looks or self.place.world == 1) and self.place.any(self.asked):
                     self.stopping = True
                     break
         state.running = dict(zip(SUMS, self.place.total(sums), strict=True))
@@ -159,7 +165,7 @@ class Run:
         cycle = self.settings.epochs * self.steps_per_epoch
         rate = self.schedule(state.step % cycle / cycle, self.settings)
         for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * rate * group["factor"]
+            group["lr"] = self.settings.learning_rate * rate * group.get("factor", 1.0)
         with torch.autocast(self.place.device.type, self.dtype, enabled=self.dtype != torch.float32):
             encoding, drawings = self.model(batch.images, batch.labels)
         loss = self.loss(encoding.lengths, batch.labels)
@@ -220,7 +226,10 @@ class Run:
     def _diverged(self, what: str) -> NoReturn:
         kept = self.out / checkpoints.FILE
         hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
-        raise DivergedError(f"{what} at step {self.checkpoint.step}; {hint}. Try a lower --learning-rate")
+        raise DivergedError(
+            f"{what} at step {self.checkpoint.step}; {hint}. Resumed it would come to the same: start anew in another --out with "
+            "a lower --learning-rate" + (" or --transform-rate" if self.settings.transform_rate > 1 else "")
+        )
 
     def _save(self) -> None:
         """Never over a good checkpoint with weights that are no numbers: their loss may not have been seen yet."""
@@ -278,7 +287,7 @@ def _signals(run: Run) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: object) -> None:
-        run.stopping = True
+        run.asked = True
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

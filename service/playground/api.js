@@ -1,6 +1,6 @@
 /** The service's HTTP API, as this page needs it. Knows no page: what goes wrong is thrown, as one of the three below. */
 
-const KEY = "capserve.key"; // in sessionStorage: this tab's, and gone when it is closed
+const KEY = "capserve.key"; // in sessionStorage: this tab's, and back with it where a browser reopens it
 const LIMIT = 20000; // milliseconds; the service itself gives up earlier, so beyond it nobody is there
 const GLANCE = 4000; // the same, for a look whether it is back
 
@@ -25,14 +25,16 @@ export class Unreachable extends Error {}
 
 export class Api {
   #told;
+  #key = null;
 
-  /** `told({ command, milliseconds, stages })` hears of every picture that was asked for and given. */
+  /** `told({ command, note, milliseconds, stages })` hears of every picture that was asked for and given. */
   constructor(told) {
     this.#told = told;
   }
 
   set key(key) {
-    sessionStorage.setItem(KEY, key);
+    this.#key = key;
+    stored((storage) => storage.setItem(KEY, key));
   }
 
   async models(signal) {
@@ -43,12 +45,12 @@ export class Api {
     return (await this.#ask(`models/${encodeURIComponent(name)}`, asJson, { signal })).content;
   }
 
-  /** `picture` is a blob and, where the user has it as a file, its name. */
+  /** `picture` is a blob and, where the user has it or can save it as a file, its name; `note` says what is to be done for that. */
   async predict(picture, model, signal) {
     const path = `predict?${new URLSearchParams({ model, input: true })}`;
     const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
     const answer = await this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
-    this.#tell(answer, await posted(address(path), picture, this.#known()));
+    this.#tell(answer, await posted(address(path), picture, this.#known()), picture.note);
     return answer.content;
   }
 
@@ -71,14 +73,14 @@ export class Api {
   }
 
   #known() {
-    return sessionStorage.getItem(KEY);
+    return this.#key ?? stored((storage) => storage.getItem(KEY));
   }
 
   /** `take(response)` reads the body, which may break off as everything else may. */
   async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
     const key = this.#known();
     if (key) headers = { ...headers, "X-API-Key": key };
-    const until = AbortSignal.any([AbortSignal.timeout(LIMIT), ...(signal ? [signal] : [])]);
+    const until = either(AbortSignal.timeout(LIMIT), signal);
     const asked = performance.now();
     let response, milliseconds, content;
     try {
@@ -98,8 +100,27 @@ export class Api {
     throw new Refused(response.status, content);
   }
 
-  #tell({ milliseconds, timing }, command) {
-    this.#told({ command, milliseconds, stages: stages(timing) });
+  #tell({ milliseconds, timing }, command, note = "") {
+    this.#told({ command, note, milliseconds, stages: stages(timing) });
+  }
+}
+
+/** AbortSignal.any, which tablets of 2023 lack. */
+function either(...signals) {
+  const both = new AbortController();
+  for (const signal of signals) {
+    if (signal?.aborted) both.abort();
+    signal?.addEventListener("abort", () => both.abort(), { once: true });
+  }
+  return both.signal;
+}
+
+/** Where a browser is told to store nothing, the mere mention of its storage throws: then the key lasts until the page goes. */
+function stored(use) {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return null;
   }
 }
 

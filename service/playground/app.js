@@ -32,6 +32,7 @@ let wanted = new URLSearchParams(location.search).get("model");
 let model = null; // as GET /models/{name} tells it
 let pictures = null; // what is believed of each object of the last answer
 let keyGiven = false; // one that nothing has been answered to yet
+let keeping = 0; // the timer of another try
 let begun = true; // another digit than the last answer's, so its pose begins untouched
 
 // Asking
@@ -77,7 +78,7 @@ const same = (...models) => new Set(models.map((each) => JSON.stringify([each?.n
 
 function chooseModel(name) {
   wanted = name;
-  history.replaceState(history.state, "", `?${new URLSearchParams({ model: name })}`);
+  keep();
   askModels();
 }
 
@@ -144,9 +145,16 @@ function drawSweep() {
 /** What the empty slate says: what to draw, or what lies there that has no picture yet. */
 const invite = () => say(byId("invitation"), drawing.hidden || invitation(model));
 
-/** To the docs and back, or loaded anew, and the drawing is still there: it lies with this entry of the tab's history. At once and not
- * when the page goes: then browsers take no more of it, and a phone that needs memory drops a hidden page without another word. */
-const keep = () => history.replaceState({ drawing: drawing.kept }, "");
+/** To the docs and back, or loaded anew, and drawing and model are still there: they lie with this entry of the tab's history. At once
+ * and not when the page goes: then browsers take no more of it, and a phone that needs memory drops a hidden page without another word. */
+function keep() {
+  clearTimeout(keeping);
+  try {
+    history.replaceState({ drawing: drawing.kept }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : "");
+  } catch { // Safari takes a hundred in half a minute
+    keeping = setTimeout(keep, 1000);
+  }
+}
 
 function offerToMorph() {
   const index = pictures && pose.object ? pose.index : -1;
@@ -216,10 +224,12 @@ function forgive(kind) {
 
 function askForKey() {
   const asked = !byId("key").hidden;
-  say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
   byId("key").hidden = false;
   sweep.close();
-  if (!asked || keyGiven) byId("key-field").focus(); // else somebody may be writing there already, or elsewhere
+  if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
+    say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
+    byId("key-field").focus();
+  }
   keyGiven = false;
 }
 
@@ -239,8 +249,12 @@ drawing.addEventListener("change", ({ detail }) => {
 acceptPictures({
   input: byId("file"),
   slate: byId("slate"),
-  take: (image, blob, name) => drawing.put(image, blob, name),
+  take: (...picture) => drawing.put(...picture),
   remark: (sentence) => refuse("file", new Refused(0, sentence)),
+});
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault(); // a jump within the page would be an entry of its own in the history, one that knows no drawing
+  byId("answer").focus();
 });
 byId("undo").addEventListener("click", () => drawing.undo());
 byId("clear").addEventListener("click", () => drawing.clear());

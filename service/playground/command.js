@@ -2,13 +2,13 @@
 
 import { byId, say } from "./dom.js";
 
-export function showCommand({ command, milliseconds, stages: { total, ...stages } }) {
+export function showCommand({ command, note, milliseconds, stages: { total, ...stages } }) {
   if (command.includes("/predict?") && total !== undefined) say(byId("took"), `answered in ${total.toFixed(1)} ms`);
   say(byId("command").firstElementChild, command);
   byId("copy").disabled = false;
   const parts = Object.entries(stages).map(([name, value]) => `${name} ${value.toFixed(1)}`);
   const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
-  say(byId("latency"), `${inside}${milliseconds.toFixed(0)} ms with the way there and back.`);
+  say(byId("latency"), `${note && `${note} `}${inside}${milliseconds.toFixed(0)} ms with the way there and back.`);
 }
 
 /** The clipboard is the browser's to give: over plain HTTP from another host it is not, and then the line is selected instead. */

@@ -67,8 +67,8 @@ export class Drawing extends EventTarget {
   }
 
   /** A picture of the user's, sent as it is for as long as nothing is drawn over it. `image` is null when it cannot be shown. */
-  put(image, blob, name) {
-    this.#replace({ pictures: [{ image, blob, name, foreign: true }], strokes: [] });
+  put(image, blob, name, file) {
+    this.#replace({ pictures: [{ image, blob, name, file, foreign: true }], strokes: [] });
   }
 
   /** An example, { name, image } or { name, strokes }: chalk on slate, so more may be drawn; `over` lays it on one that is there. */
@@ -79,9 +79,9 @@ export class Drawing extends EventTarget {
     this.#replace({ pictures, strokes: below.length ? [] : kept.strokes }); // two at most: what was drawn beside one goes
   }
 
-  /** { blob, name } to send; the name is that of a file of the user's. */
+  /** { blob, name, note } to send; the name is that of a file of the user's, or which the note says how to come by. */
   async picture() {
-    if (this.#foreign) return { blob: this.#foreign.blob, name: this.#foreign.name };
+    if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
     const sheet = new OffscreenCanvas(SENT, SENT);
     render(sheet.getContext("2d"), SENT, "white", "black", this.#sheet);
     return { blob: await sheet.convertToBlob({ type: "image/png" }) };

@@ -1,5 +1,5 @@
-/** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name)`; image is null where the browser cannot show it.
- *  What else is to say about them goes to `remark(sentence)`. */
+/** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name, file)`; image is null where the browser cannot show
+ *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`. */
 
 const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
 const SIDE = 1600;
@@ -8,7 +8,7 @@ const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the s
 export function acceptPictures({ input, slate, take, remark }) {
   let newest = null;
 
-  async function offer(files) {
+  async function offer(files, pasted = false) {
     const [file] = files ?? [];
     if (!file) return;
     const [count, name] = [files.length, file.name || "picture.png"];
@@ -16,7 +16,7 @@ export function acceptPictures({ input, slate, take, remark }) {
     try {
       const { image, blob } = await prepared(file);
       if (newest !== file) return;
-      take(image, blob, name);
+      take(image, blob, name, saved(file, name, pasted, image));
       if (count > 1) remark(`Of these ${count} files the first is on the slate, ${name}: it holds one at a time.`);
     } catch {
       remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
@@ -28,8 +28,9 @@ export function acceptPictures({ input, slate, take, remark }) {
     input.value = ""; // so that the same file can be chosen again
   });
   document.addEventListener("paste", (event) => {
+    if (event.target.matches?.("[type=number], [type=password]")) return; // of a spreadsheet's cell both the words and a picture come
     if (event.clipboardData?.files.length) event.preventDefault();
-    offer(event.clipboardData?.files);
+    offer(event.clipboardData?.files, true);
   });
   for (const over of ["dragenter", "dragover"]) {
     document.addEventListener(over, (event) => {
@@ -45,6 +46,15 @@ export function acceptPictures({ input, slate, take, remark }) {
     event.preventDefault();
     offer(event.dataTransfer.files);
   });
+}
+
+/** The file that a command is to name, and what the user has to do before there is one. */
+function saved(file, name, pasted, image) {
+  if (image && !READ.includes(file.type)) {
+    const jpeg = `${name.replace(/\.\w*$/, "")}.jpg`;
+    return { name: jpeg, note: `The service was sent this as a JPEG: save it as ${jpeg} first.` };
+  }
+  return { name, note: pasted ? `This was pasted: save it as ${name} first.` : "" };
 }
 
 async function prepared(file) {

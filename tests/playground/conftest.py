@@ -62,17 +62,19 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, server: str) -> Iterator[OpenPage]:
-    """open_page(at=..., wait=..., **how) -> a page; at the end no script may have failed and no other host been asked."""
+    """open_page(at=..., wait=..., script=..., **how) -> a page, which runs `script` before its own; at the end none may have
+    failed and no other host been asked."""
     contexts, faults, asked = [], [], []
 
     def heard(request: Request) -> None:
         asked.append(request.url)
 
-    def opened(at: str = server, path: str = "/", wait: bool = True, **how: object) -> Page:
+    def opened(at: str = server, path: str = "/", wait: bool = True, script: str = "", **how: object) -> Page:
         context = browser.new_context(**how)  # type: ignore[arg-type]
         context.set_default_timeout(20_000)
         contexts.append(context)
         page = context.new_page()
+        page.add_init_script(script)
         page.on("request", heard)
         page.on("pageerror", lambda error: faults.append(str(error)))
         # That a request failed is in the log of every browser; that a script or a policy did is what we want to know.

@@ -147,6 +147,8 @@ def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_c
         page.set_input_files("#file", moving)
     assert sent.value.headers["content-type"] == "image/jpeg"
     ask_for(page, "7")
+    assert "-F 'file=@seven.jpg'" in said(page, "#command")  # a GIF it would refuse
+    assert "save it as seven.jpg first." in said(page, "#latency")
 
 
 def test_of_a_large_file_that_is_no_picture_the_beginning_is_sent(page: Page, tmp_path: Path) -> None:
@@ -174,6 +176,41 @@ def test_a_file_that_goes_away_stays_on_the_slate(page: Page, tmp_path: Path) ->
 def test_a_picture_may_be_pasted_or_dropped(page: Page, event: str, carrier: str) -> None:
     _hand_over(page, event, carrier, "one.png")
     ask_for(page, "1")
+    assert ("This was pasted: save it as one.png first." in said(page, "#latency")) == (event == "paste")
+
+
+def test_what_is_pasted_into_a_field_is_the_fields(page: Page) -> None:
+    """A spreadsheet's cell comes as words and as a picture of them."""
+    kept = page.evaluate(
+        """() => {
+            const cell = new DataTransfer();
+            cell.setData("text/plain", "5");
+            cell.items.add(new File(["picture"], "image.png", { type: "image/png" }));
+            const event = new ClipboardEvent("paste", { clipboardData: cell, bubbles: true, cancelable: true });
+            return document.querySelector("#steps").dispatchEvent(event);
+        }"""
+    )
+    assert kept  # nobody prevented it
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: empty")
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        "delete AbortSignal.any",  # Safari before 17.4, Firefox before 124
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('denied', 'SecurityError') } })",
+        "history.replaceState = () => { throw new DOMException('a hundred in half a minute', 'SecurityError') }",  # Safari
+    ],
+    ids=["signals", "storage", "history"],
+)
+def test_a_browser_that_lacks_something_does_the_rest(open_page: OpenPage, lack: str) -> None:
+    page = open_page(script=lack)
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    with page.expect_request("**/predict?model=pair*"):
+        page.select_option("#model", "pair")
+    page.click("#clear")
+    expect(page.locator("#verdict")).to_have_text("Nothing yet")
 
 
 def test_of_several_files_the_first_is_taken_and_that_is_said(page: Page) -> None:
@@ -269,6 +306,11 @@ def test_the_sheet_opens_and_closes(with_seven: Page, nets: dict[str, CapsNet]) 
     sheet, dims = page.locator("#sheet img"), nets["tiny"].manifest.pose_size
     expect(sheet).to_be_visible()
     assert sheet.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [11 * 56, dims * 56]
+    for height in (500, 720, 1400):  # a digit that is drawn narrower says of a dimension what it does not do
+        page.set_viewport_size({"width": 1280, "height": height})
+        box = sheet.bounding_box()
+        assert box is not None
+        assert box["width"] / box["height"] == pytest.approx(11 / dims, rel=0.02)
     assert page.locator("#sheet li").count() == dims
     assert "reconstruct/sweep?" in said(page, "#command")
     page.keyboard.press("Escape")
@@ -480,6 +522,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[
         page.fill("#key-field", "wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#key label")).to_contain_text("not the key")
+        with page.expect_response("**/models"):
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as one who looks the key up comes back
+        page.wait_for_timeout(100)
+        expect(page.locator("#key label")).to_contain_text("not the key")
         page.fill("#key-field", KEY)
         page.keyboard.press("Enter")
         page.wait_for_selector("#examples button")
@@ -514,6 +560,12 @@ def test_the_command_does_what_was_just_done(with_seven: Page, tmp_path: Path) -
 def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
+    entries = page.evaluate("history.length")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answer"
+    assert page.evaluate("history.length") == entries  # another would know nothing of the drawing
+    page.reload()
+    page.wait_for_selector("#examples button")
     _tab_to(page, "[aria-label='Example 3']")
     page.keyboard.press("Enter")
     ask_for(page, "3")
@@ -560,6 +612,8 @@ def test_on_a_phone(open_page: OpenPage) -> None:
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: 1 stroke"
     assert "7" in said(page, "#glance")
     assert page.evaluate("scrollY") == 0  # the finger drew and did not scroll
+    sizes = page.locator("#model, #steps, #key-field").evaluate_all("all => all.map((one) => getComputedStyle(one).fontSize)")
+    assert sizes == ["16px"] * 3  # of smaller ones an iPhone makes a larger page
     for width in (390, 320):
         page.set_viewport_size({"width": width, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -589,6 +643,7 @@ def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPag
 
 def test_reduced_motion_is_honoured(open_page: OpenPage) -> None:
     page = open_page(reduced_motion="reduce")
+    page.evaluate("() => (document.querySelector('#state').dataset.state = 'asking')")  # else it moves for nobody
     assert page.locator(".bar > span").first.evaluate("bar => getComputedStyle(bar).transitionDuration") == "0s"
     assert page.locator("#state").evaluate("state => getComputedStyle(state, '::before').animationName") == "none"
 

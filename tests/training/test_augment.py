@@ -1,5 +1,6 @@
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from training.augment import AUGMENTATIONS, SHIFT, moved
@@ -52,6 +53,16 @@ def bars(count: int) -> Tensor:
     images = torch.zeros(count, 1, 28, 28)
     images[:, :, 4:24, 13:15] = 1.0
     return images
+
+
+@pytest.mark.parametrize("pad", [(42, 42, 0, 0), (0, 0, 42, 42)], ids=["wide", "tall"])
+@pytest.mark.parametrize("name", ["affine", "strong"])
+def test_a_digit_in_a_picture_that_is_not_square_is_turned_like_one_in_a_square(name: str, pad: tuple[int, ...]) -> None:
+    square, longer = (
+        AUGMENTATIONS[name](images, torch.Generator().manual_seed(0)) for images in (bars(20), F.pad(bars(20), pad))
+    )
+    top, left = pad[2], pad[0]
+    assert torch.allclose(longer[:, :, top : top + 28, left : left + 28], square, atol=1e-4)
 
 
 @pytest.mark.parametrize("name", ["affine", "strong"])

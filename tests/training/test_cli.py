@@ -65,6 +65,14 @@ def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path,
     assert "Traceback" not in done.stderr
 
 
+def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run: Path, tmp_path: Path) -> None:
+    done = called("export", run, "--bundle", tmp_path / "x", "--data", drawn.write(tmp_path / "others", seed=5))
+    assert done.returncode == 2
+    assert "this run learned other pictures (sha256" in done.stderr
+    assert "pass the --data it was trained with" in done.stderr
+    assert not (tmp_path / "x").exists()
+
+
 @pytest.fixture(scope="module")
 def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "shapes"

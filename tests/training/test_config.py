@@ -4,7 +4,7 @@ import json
 import pytest
 
 from training.config import PRESETS, Config, preset
-from training.errors import UnknownNameError
+from training.errors import SettingError, UnknownNameError
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -21,6 +21,14 @@ def test_presets_are_frozen() -> None:
 def test_an_unknown_preset_names_those_that_exist() -> None:
     with pytest.raises(UnknownNameError, match=r"unknown preset 'papier'; choose one of: baseline, compact, .*paper.*tiny"):
         preset("papier")
+
+
+@pytest.mark.parametrize("name", ["compact", "pooled"])
+def test_cross_entropy_is_for_a_softmax(name: str) -> None:
+    """Lengths and sigmoids are independent: it would leave all of them long."""
+    training = dataclasses.replace(PRESETS[name].training, loss="cross_entropy")
+    with pytest.raises(SettingError, match=rf"cross_entropy is for outputs that sum to 1, and those of {name} do not"):
+        dataclasses.replace(PRESETS[name], training=training)
 
 
 def test_differences_name_both_values() -> None:

@@ -5,10 +5,12 @@ import http.server
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from tests.training import drawn
 from training import data as reader
@@ -143,7 +145,7 @@ def test_files_of_another_known_set_are_named_and_its_own_subfolder_comes_first(
     monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=("0",) * 4))
     monkeypatch.setenv("CAPSERVE_DATA", str(copy))
     with pytest.raises(DataError, match="expected md5 0, found .*; the file is theirs's: pass --data DIR with the right ones"):
-        load("ours")
+        load("ours", copy)
     (copy / "ours").mkdir()
     for name in FILES:
         shutil.copy(copy / f"{name}.gz", copy / "ours")
@@ -217,6 +219,44 @@ def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> N
 
 def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: DataSet) -> None:
     with pytest.raises(
-        DataError, match=r"class '0' is in none of the last 5 training pictures.*shuffle the files, or hold out more"
+        DataError, match=r"class '0' is in none of the last 5 training pictures.*sorted by class, shuffle them, else"
     ):
         data.split(5)
+
+
+def test_files_sorted_by_class_are_told_however_many_are_held_out(data: DataSet) -> None:
+    """All classes are among the last 370 of 400, and the first 30 are all of one."""
+    ordered = replace(data, train=data.train[data.train.labels.argsort(stable=True)])
+    with pytest.raises(
+        DataError, match=r"class '1' is in none of the others, to learn from; if the files are sorted by class, shuffle"
+    ):
+        ordered.split(370)
+
+
+def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet, boxed: DataSet) -> None:
+    assert boxed.boxed
+    assert not data.boxed  # letters of many sizes
+    few = boxed.train.images.clone()
+    few[:60, :, 0, 0] = 1  # in three of twenty pictures
+    assert not replace(data, train=replace(data.train, images=few)).boxed
+    larger = boxed.train.images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
+    assert not replace(data, train=replace(data.train, images=larger)).boxed
+    assert not replace(data, train=replace(data.train, images=torch.zeros_like(few))).boxed
+
+
+def test_mnist_is_in_its_box(mnist: DataSet) -> None:
+    assert mnist.boxed
+
+
+def test_another_sets_files_in_the_environments_folder_do_not_keep_one_from_its_own(
+    copy: Path, mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All sets call their files the same, and $CAPSERVE_DATA may hold one."""
+    cache = tmp_path / "cache"
+    monkeypatch.setenv("CAPSERVE_DATA", str(copy))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
+    for held in (sums(copy), tuple(hashlib.md5((copy / f"{name}.gz").read_bytes()).hexdigest() for name in FILES)):
+        monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=held))
+        monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), mirrors=(mirror,)))
+        assert reader.find("ours", None) == cache / "capserve" / "ours"
+    assert reader.find("folder", None) == copy

@@ -187,12 +187,6 @@ def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint
     assert (other / "keep.txt").read_text() == "mine"
 
 
-def test_a_bundle_says_whether_its_pictures_are_ink_in_a_box(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
-    for name, boxed in (("folder", True), ("fashion", False)):
-        made = export(finished, replace(data, name=name), tmp_path / name, quantised=False, say=lambda _: None)
-        assert made.manifest.boxed == boxed
-
-
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
     """A bias scale of compact is about 3e-6, where float16 steps by 2 %."""
     graph = onnx.load(shapes.encoder("int8")).graph
@@ -222,14 +216,25 @@ def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet,
     assert said == []
 
 
-@pytest.mark.parametrize(("pairs", "shape", "boxed"), [("overlapping", (1, 36, 36), True), ("side_by_side", (1, 28, 56), False)])
-def test_two_digits_a_picture_make_a_bundle_with_two_objects(
-    pairs: str, shape: tuple[int, int, int], boxed: bool, data: DataSet, tmp_path: Path
+@pytest.mark.parametrize(
+    ("pairs", "shape", "expected"),
+    [("none", (1, 28, 28), True), ("overlapping", (1, 36, 36), True), ("side_by_side", (1, 28, 56), False)],
+)
+def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_a_box(
+    pairs: str, shape: tuple[int, int, int], expected: bool, boxed: DataSet, tmp_path: Path
 ) -> None:
     training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=1, pairs=pairs)
-    done = train(replace(PRESETS["tiny"], training=training), data, tmp_path / "run", Place(torch.device("cpu")))
-    made = export(done, data, tmp_path / "two", quantised=False, say=lambda _: None)
-    assert made.manifest.max_objects == 2
+    done = train(replace(PRESETS["tiny"], training=training), boxed, tmp_path / "run", Place(torch.device("cpu")))
+    made = export(done, boxed, tmp_path / "made", quantised=False, say=lambda _: None)
+    assert made.manifest.max_objects == (1 if pairs == "none" else 2)
     assert made.manifest.image_shape == shape
-    assert made.manifest.boxed == boxed  # side by side they spread over more than the middle
+    assert made.manifest.boxed == expected  # side by side they spread over more than the middle
     assert (made.folder / DECODER_FILE).exists()
+
+
+def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made_on(
+    finished: Checkpoint, shapes: bundle.Bundle
+) -> None:
+    assert not shapes.manifest.boxed
+    assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
+    assert finished.precision in ("fp32", "bf16")

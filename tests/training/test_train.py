@@ -18,6 +18,7 @@ from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
 from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
+from training.evaluate import Evaluation
 from training.losses import margin
 from training.networks import Network
 from training.schedules import SCHEDULES
@@ -84,6 +85,32 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
             train(config(), data, tmp_path, CPU, resume=True)
     train(config(), data, tmp_path, CPU, resume=True)
     assert same(finished, tmp_path)
+
+
+def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
+    finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only one of several processes validates: were it to leave at once, the others would wait for it for ever."""
+    with monkeypatch.context() as patch:
+        patch.setattr("training.train.fixed_batches", lambda *_: [signal.raise_signal(signal.SIGINT)] and [])
+        patch.setattr("training.train.evaluate", lambda model, batches, classes: Evaluation(1, 0, torch.zeros(1, 1), 0.0))
+        with pytest.raises(StoppedError, match="stopped at step 8; go on"):
+            train(config(), data, tmp_path, CPU)
+    train(config(), data, tmp_path, CPU, resume=True)
+    one, two = checkpoint.load(finished), checkpoint.load(tmp_path)
+    assert all(torch.equal(one.network[key], two.network[key]) for key in one.network)
+
+
+def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`auto` looks at the processor, and the next one may be another."""
+    monkeypatch.setattr("training.devices._multiplies_bf16", lambda _: True)
+    train(config(epochs=1, precision="auto"), data, tmp_path / "run", CPU)
+    shutil.copytree(tmp_path / "run", tmp_path / "elsewhere")
+    train(config(epochs=1, cycles=2, precision="auto"), data, tmp_path / "run", CPU, resume=True)
+    monkeypatch.setattr("training.devices._multiplies_bf16", lambda _: False)
+    train(config(epochs=1, cycles=2, precision="auto"), data, tmp_path / "elsewhere", CPU, resume=True)
+    assert same(tmp_path / "run", tmp_path / "elsewhere")
+    assert checkpoint.load(tmp_path / "elsewhere").precision == "bf16"
 
 
 def test_dropout_resumes_to_the_same_numbers_too(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -202,7 +229,7 @@ def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
     finished: Path, data: DataSet, tmp_path: Path
 ) -> None:
     state = checkpoint.load(finished)
-    state.optimizer["param_groups"] = state.optimizer["param_groups"][:1]
+    state.optimizer["param_groups"].append({**state.optimizer["param_groups"][0], "params": []})
     checkpoint.save(state, tmp_path)
     with pytest.raises(CheckpointError, match="or another version wrote them"):
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
