@@ -8,6 +8,9 @@ set -euo pipefail
 compose() { docker compose "${files[@]}" "$@"; }
 files=("$@")
 
+# Those that somebody stopped go first: `up` would start them again as they were, and they would pass for new.
+mapfile -t stopped < <(compose ps --all --quiet --status exited --status created capserve)
+[ ${#stopped[@]} = 0 ] || docker rm "${stopped[@]}" >/dev/null
 mapfile -t old < <(compose ps --quiet capserve)
 count=${#old[@]}
 [ "$count" -gt 0 ] || { echo "no replica of capserve is running: nothing to renew" >&2; exit 1; }

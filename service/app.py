@@ -26,18 +26,18 @@ from service.state import Service
 if TYPE_CHECKING:
     from service.tracing import Tracing
 
-LARGEST_BODIES = 16  # in memory at once, or more of smaller ones
-DECODERS = 4  # threads at most: a picture of max_pixels takes hundreds of MB while it is at work on one
+LARGEST_BODIES = 16  # in memory at once, or more of smaller ones; shared by workers
+DECODERS = 4  # threads at most, shared by workers: a picture of max_pixels takes hundreds of MB while it is at work on one
 
 
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, siblings: Siblings | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
-    metrics = Metrics()
-    serving = Catalogue(catalogue.load(settings) if nets is None else nets, settings, metrics)
-    crew, bodies = (
-        Crew(min(settings.threads or cpus.available(), DECODERS), settings.max_queue, settings.deadline),
-        Bodies(LARGEST_BODIES * settings.max_body),
-    )
+    nets = catalogue.load(settings) if nets is None else nets
+    metrics = Metrics()  # after what may raise: with several workers it leaves a file, which each scrape reads
+    serving = Catalogue(nets, settings, metrics)
+    decoders = max(1, min(settings.threads or cpus.available(), DECODERS) // settings.workers)
+    crew = Crew(decoders, settings.max_queue, settings.deadline)
+    bodies = Bodies(max(1, LARGEST_BODIES // settings.workers) * settings.max_body)
     tracing = _tracing(settings)
     app = FastAPI(
         title="capserve",

@@ -38,7 +38,8 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
-    seen.complete = time.monotonic()
+    finally:
+        seen.complete = time.monotonic()
     return b"".join(chunks)
 
 

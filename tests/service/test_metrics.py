@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import time
+from collections.abc import Iterator
 from dataclasses import replace
 
 import httpx
@@ -47,6 +49,23 @@ def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None
     assert seen["capserve_rejections_total", "NotAnImage"] == 1
     assert seen["capserve_queue_images", "encoder", "tiny"] == 0
     assert seen["capserve_ready",] == 1
+
+
+def test_the_way_of_a_slow_upload_is_not_the_services_time(nets: dict[str, CapsNet], seven: bytes) -> None:
+    """Nor is it where the upload never ends; both would wake somebody who can do nothing about it."""
+
+    def slowly(whole: bool) -> Iterator[bytes]:
+        yield seven[:10]
+        time.sleep(1.2)
+        yield seven[10:] if whole else b""
+        time.sleep(0 if whole else 3)
+
+    with serving(settings(patience=2.0), nets) as client:
+        assert client.post("/predict", content=slowly(True), headers={"Content-Type": "image/png"}).status_code == 200
+        assert client.post("/predict", content=slowly(False), headers={"Content-Type": "image/png"}).status_code == 408
+        seen = samples(client)
+    assert seen["capserve_request_duration_seconds_count", "/predict"] == 2
+    assert seen["capserve_request_duration_seconds_sum", "/predict"] < 1
 
 
 @pytest.mark.parametrize(("outputs", "drawn"), [(["lengths"], 0), (["lengths", "reconstructions"], 2), ([], 2)])
