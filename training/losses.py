@@ -20,7 +20,7 @@ def contrast(lengths: Tensor, labels: Tensor) -> Tensor:
     """The margin loss, and how surprising it is that these classes are there if a capsule's share of all n^2 were its chance.
 
     n is a capsule's length before squash, so n^2 goes as length / (1 - length). The margin loss alone hardly moves capsules
-    near 0 and 1; this one goes on until the right ones outweigh the others, and learns the same from fewer pictures.
+    near 0 and 1; this one goes on until the right ones outweigh the others, and learns the same from fewer pictures at first.
     """
     kept = lengths.clamp(1e-4, 1 - 1e-4)
     surprise = -(kept / (1 - kept)).log().log_softmax(dim=1).gather(1, labels)  # (batch, objects)
