@@ -49,7 +49,11 @@ class Metrics:
             "capserve_requests_total", "Requests answered, by route and status.", ["route", "status"], registry=registry
         )
         self.request_seconds = Histogram(
-            "capserve_request_duration_seconds", "From a request's last byte to its answer.", ["route"], registry=registry, buckets=SECONDS
+            "capserve_request_duration_seconds",
+            "From a request's last byte to its answer.",
+            ["route"],
+            registry=registry,
+            buckets=SECONDS,
         )
         self.stage_seconds = Histogram(
             "capserve_stage_duration_seconds",
