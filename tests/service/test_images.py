@@ -303,5 +303,5 @@ def test_sheet_lays_rows_and_columns() -> None:
 
 
 def test_size_is_the_longer_side() -> None:
-    with Image.open(BytesIO(images.png(np.zeros((1, 20, 40), np.float32), 80))) as picture:
+    with Image.open(BytesIO(images.sheet(np.zeros((1, 1, 1, 20, 40), np.float32), 80))) as picture:
         assert picture.size == (80, 40)
