@@ -74,6 +74,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     if service.settings.workers > 1:
         await service.catalogue.warm_up()
+    service.metrics.at_work(service.settings.workers)
     work = asyncio.create_task(service.catalogue.run(service.measure))
     try:
         yield

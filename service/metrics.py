@@ -121,6 +121,10 @@ class Metrics:
             registry=registry,
             multiprocess_mode="livemin",
         )
+        self.workers = Gauge(
+            "capserve_workers", "Processes that answer on this port.", registry=registry, multiprocess_mode="livesum"
+        )
+        self.workers_wanted = Gauge("capserve_workers_wanted", "How many should.", registry=registry, multiprocess_mode="livemax")
         self.model_info = Gauge(
             "capserve_model_info",
             "1 for each model served, 0 for one that another has replaced.",
@@ -156,6 +160,11 @@ class Metrics:
         self._files = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
         if not self._files:
             ProcessCollector(registry=registry)
+
+    def at_work(self, wanted: int) -> None:
+        """This process begins to answer, one of so many."""
+        self.workers.set(1)
+        self.workers_wanted.set(wanted)
 
     def answered(self, route: str, status: int, seconds: float, stages: Mapping[Stage, float]) -> None:
         requests, duration = self._route(route, status)

@@ -268,6 +268,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
                 seen = samples(client)
                 assert seen["capserve_predictions_total", "1", "tiny"] == 40
                 assert seen["capserve_ready",] == 1
+                assert seen["capserve_workers",] == seen["capserve_workers_wanted",] == 2
                 assert seen["capserve_reference_winner_length_count", "tiny"] == pytest.approx(1, abs=1e-3)
         servers = workers_of(process)
         assert len(servers) == 2
@@ -304,9 +305,13 @@ def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -
         os.kill(workers_of(process)[0], signal.SIGKILL)
         appears(log, "died with status 2; another in 2 s")
         assert process.poll() is None
-        assert httpx.get(f"{url}/readyz").status_code == 200
+        with reaching(url) as client:
+            assert client.get("/readyz").status_code == 200
+            assert (samples(client)["capserve_workers",], samples(client)["capserve_workers_wanted",]) == (1, 2)
         graph.write_bytes(sound)
         appears(log, "ready: tiny", 3)
+        with reaching(url) as client:
+            assert samples(client)["capserve_workers",] == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
 
