@@ -46,7 +46,7 @@ sbom: .venv/dev          ## what the image TARGET (cpu, gpu) ships, as CycloneDX
 	    --output-reproducible --of JSON --output-file $(SBOM)
 
 DOCKER_TEST ?=
-docker-test:             ## the images and compose files on a real Docker engine; DOCKER_TEST=--gpu tries the GPU's image too
+docker-test:             ## the CPU's image and the compose files on a real Docker engine; DOCKER_TEST=--gpu tries the GPU's image too
 	$(PYTHON) docker/trial.py $(DOCKER_TEST)
 
 PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)

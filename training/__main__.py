@@ -51,7 +51,7 @@ def parser() -> argparse.ArgumentParser:
     each.add_argument("--preset", required=True, metavar="NAME", help=", ".join(PRESETS))
     each.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
     each.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    each.add_argument("--routing", metavar="NAME", help="another routing than the preset's")
+    each.add_argument("--routing", metavar="NAME", help="another routing than the preset's: dynamic or agreement")
     each.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
     for entry in dataclasses.fields(Training):
         flag = f"--{entry.name.replace('_', '-')}"

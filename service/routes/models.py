@@ -40,7 +40,10 @@ async def reload(request: Request) -> Response:
     """
     service = state.of(request)
     if service.settings.api_key is None:
-        raise Forbidden("reloading over HTTP wants a key: start the server with CAPSERVE_API_KEY, or send the process SIGHUP")
+        raise Forbidden(
+            "reloading over HTTP wants a key: start the server with CAPSERVE_API_KEY; or start it again; or, if no terminal "
+            "runs it, send it SIGHUP"
+        )
     try:
         changes = await service.catalogue.reload()
     except (BundleError, StartError) as error:

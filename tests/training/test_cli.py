@@ -12,6 +12,8 @@ from PIL import Image
 
 from tests.training import drawn
 from training.__main__ import main
+from training.config import PRESETS
+from training.routing import ROUTINGS
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
@@ -38,6 +40,12 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "epoch 2/2  loss" in done.stdout
     assert "img/s" in done.stderr  # the progress bar
     return out
+
+
+def test_the_help_names_every_preset_and_routing() -> None:
+    shown = " ".join(captrain("train", "--help").stdout.split())
+    assert ", ".join(PRESETS) in shown
+    assert " or ".join(ROUTINGS) in shown
 
 
 def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:
