@@ -122,7 +122,7 @@ class DataSet:
         count = len(self.train)
         if not 0 < held_out < count:
             raise DataError(
-                f"validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out} (--validation)"
+                f"--validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
         parts = {

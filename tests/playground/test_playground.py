@@ -64,13 +64,19 @@ def test_answers_come_while_the_pen_is_down_one_at_a_time(page: Page) -> None:
 
 def test_an_answer_that_nobody_waits_for_is_dropped(page: Page) -> None:
     held: list[Route] = []
+    over: list[str] = []
     page.route("**/predict?*", lambda route: held.append(route))
+    for end in ("requestfinished", "requestfailed"):
+        page.on(end, lambda request: over.append(request.url))
     draw(page, SEVEN)
-    page.wait_for_timeout(150)
+    while not held:
+        page.wait_for_timeout(20)
     page.click("#clear")
     for route in held:
         route.continue_()
-    page.wait_for_timeout(200)
+    while len(over) < len(held):
+        page.wait_for_timeout(20)
+    page.wait_for_timeout(50)  # for the page to make nothing of it
     assert said(page, "#verdict") == "Nothing yet"
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -18,6 +20,7 @@ from PIL import Image, ImageDraw
 from service import catalogue
 from service.app import create_app
 from service.engine import CapsNet
+from service.protocol import Protocol
 from service.settings import Settings
 
 BUNDLES = Path(__file__).parent.parent / "bundles"
@@ -51,7 +54,9 @@ def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int 
     """A server of its own for a test that needs other settings; gives a client that knows where it is."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
+    protocol = partial(Protocol, patience=chosen.patience, count=app.state.service.metrics.refused)
+    http: Any = protocol  # uvicorn calls it as a class
+    server = uvicorn.Server(uvicorn.Config(app, http=http, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -63,9 +68,10 @@ def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int 
         thread.join()
 
 
-def wait_until_ready(client: httpx.Client, seconds: float = 20) -> None:
+def wait_until_ready(client: httpx.Client, seconds: float = 20, lives: Callable[[], bool] = lambda: True) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
+        assert lives(), "the server ended before it was ready"
         try:
             if client.get("/readyz").status_code == 200:
                 return

@@ -33,10 +33,11 @@ class Process:
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
     def metric(self, name: str) -> float:
-        """The sum over every line of a metric that begins so."""
+        """The sum over every line of a metric that begins so. Labels come when they are seen; the metric must be there."""
         with reaching(self.url) as client:
-            lines = client.get("/metrics").text.splitlines()
-        return sum(float(line.rpartition(" ")[2]) for line in lines if line.startswith(name))
+            text = client.get("/metrics").text
+        assert f"# HELP {name.partition('{')[0].removesuffix('_sum')}" in text, f"expected a metric {name}, found none"
+        return sum(float(line.rpartition(" ")[2]) for line in text.splitlines() if line.startswith(name))
 
     def terminate(self) -> None:
         self.popen.send_signal(signal.SIGTERM)
@@ -55,7 +56,7 @@ def process(seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, **sett
     started = Process(port, popen)
     try:
         with reaching(started.url) as client:
-            wait_until_ready(client, 30)
+            wait_until_ready(client, 30, lambda: popen.poll() is None)
         yield started
         started.terminate()
         assert popen.wait(30) == 0

@@ -21,6 +21,7 @@ import pytest
 from service import logs
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings
+from tests.service.test_metrics import samples
 
 KEY = "correct horse"
 
@@ -100,10 +101,14 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             assert (answer.status_code, answer.json()["title"]) == (503, "the model failed")
             assert "Retry-After" in answer.headers
             assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
+            for path in ("/v2/health/ready", "/v2/models/tiny/ready"):
+                assert client.get(path).status_code == 503, path
             for _ in range(4):
                 client.post("/predict", files={"file": seven})
             assert client.get("/healthz").status_code == 503
-            assert 'capserve_model_failures_total{model="tiny"}' in client.get("/metrics").text
+            seen = samples(client)
+            assert seen["capserve_model_failures_total", "tiny"] >= 5  # probes fail too
+            assert seen["capserve_ready",] == 0
         _until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
         assert client.get("/healthz").status_code == 200
 

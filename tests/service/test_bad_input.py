@@ -164,6 +164,7 @@ def test_every_refusal_is_a_sentence_of_ours(small: httpx.Client, seven: bytes) 
     answers += [small.post("/v2/models/tiny/infer", content=body) for body in bodies]
     answers += [small.post(f"/predict{query}", files={"file": seven}) for query in ("?reconstruct=x", "?model=" + "m" * 99)]
     for answer in answers:
+        assert 400 <= answer.status_code < 500, answer.text
         told = refused(answer, answer.status_code)
         for words in ("Value error", "Input should", "Field required", "Extra inputs", "valid integer", "unable to"):
             assert words not in told

@@ -318,7 +318,9 @@ async def test_runners_share_what_has_queued():
     await house.queued(6)
     house.gate.let(2)
     await until(lambda: house.gate.entered == 4)
-    assert [shape[0] for shape in house.gate.shapes[:4]] == [1, 1, 3, 2]  # half of six, half of three, rounded up
+    shares = [shape[0] for shape in house.gate.shapes[:4]]
+    assert shares[:2] == [1, 1]
+    assert sorted(shares[2:]) == [2, 3]  # half of six, half of three, rounded up; either may come to the gate first
     large = house.send(8)  # one request's images stay together, whatever the share
     await house.queued(9)
     house.gate.let(20)

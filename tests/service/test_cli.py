@@ -81,10 +81,11 @@ def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven
             for _ in range(5):
                 assert client.post("/predict", files={"file": seven}).status_code == 200
             process.send_signal(signal.SIGTERM)
-            time.sleep(0.1)
+            while (state := client.get("/readyz")).status_code == 200:
+                time.sleep(0.01)
+            assert state.json() == {"ready": False, "state": "draining"}
             answer = client.post("/predict", files={"file": seven})
             assert (answer.status_code, answer.headers["Connection"]) == (200, "close")
-            assert client.get("/readyz").json() == {"ready": False, "state": "draining"}
         assert process.wait(10) == 0
 
 

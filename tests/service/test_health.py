@@ -26,7 +26,14 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
         assert client.get("/healthz").status_code == 200
         answer = client.get("/readyz")
         assert (answer.status_code, answer.json()["state"]) == (503, "warming")
-        for early in (client.post("/predict", files={"file": seven}), client.get("/reconstruct?label=1")):
+        for path in ("/v2/health/ready", "/v2/models/tiny/ready"):
+            assert client.get(path).status_code == 503, path
+        tensor = {"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.0] * 784}
+        for early in (
+            client.post("/predict", files={"file": seven}),
+            client.get("/reconstruct?label=1"),
+            client.post("/v2/models/tiny/infer", json={"inputs": [tensor]}),
+        ):
             assert early.status_code == 503
             assert early.headers["Retry-After"] == "1"
             assert "warming" in early.json()["detail"]

@@ -96,7 +96,13 @@ def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client) -> N
 
 
 def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
-    for found in seen(client, written_over("3", "7", np.random.default_rng(0))):
-        answer = client.get("/reconstruct", params={"model": "overlap", "pose": found["pose"], "dim": 0, "delta": 0.2})
-        assert answer.status_code == 200, answer.text
-        assert Image.open(BytesIO(answer.content)).size == (140, 140)
+    drawings = set()
+    found = seen(client, written_over("3", "7", np.random.default_rng(0)))
+    for each in found:
+        for turn in ({}, {"dim": 0, "delta": 0.2}):
+            answer = client.get("/reconstruct", params={"model": "overlap", "pose": each["pose"], **turn})
+            assert answer.status_code == 200, answer.text
+            assert Image.open(BytesIO(answer.content)).size == (140, 140)
+            drawings.add(answer.content)
+    assert len(found) == 2
+    assert len(drawings) == 4  # of both, turned and not

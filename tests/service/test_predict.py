@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import base64
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
 
@@ -153,6 +154,19 @@ class Slow:
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._encoder, name)
+
+
+def test_the_queue_is_told_while_it_waits(net: CapsNet, seven: bytes) -> None:
+    """What autoscaling goes by."""
+    chosen = settings(max_batch=1)
+    with serving(chosen, {"tiny": replace(net, encoder=Slow(net.encoder))}) as client, ThreadPoolExecutor(1) as pool:
+        asked = pool.submit(client.post, "/predict/batch", files=[("file", seven)] * 40)
+        longest = 0.0
+        while not asked.done():
+            longest = max(longest, samples(client)["capserve_queue_images", "encoder", "tiny"])
+        assert asked.result().status_code == 200
+        assert 0 < longest <= 40
+        assert samples(client)["capserve_queue_images", "encoder", "tiny"] == 0
 
 
 def test_the_time_of_a_request_of_several_batches_is_that_of_all(net: CapsNet, seven: bytes) -> None:

@@ -233,10 +233,13 @@ def test_an_update_loses_no_request(client: httpx.Client, cluster: Cluster, fold
                 statuses.append(asking.post("/predict", files={"file": encoded(NOISE)}).status_code)
 
     with ThreadPoolExecutor(3) as pool:
-        for _ in range(3):
-            pool.submit(ask)
-        done = cluster.run("min_replicas=2", "max_replicas=2", "num_cpus=0.2", models=folder, **SETTINGS)
-        stop.set()
+        clients = [pool.submit(ask) for _ in range(3)]
+        try:
+            done = cluster.run("min_replicas=2", "max_replicas=2", "num_cpus=0.2", models=folder, **SETTINGS)
+        finally:
+            stop.set()
+    for each in clients:
+        each.result()  # a connection that was cut is a request lost
     assert done.returncode == 0, done.stderr
     after = series(client, "capserve_ready")
     assert before.isdisjoint(after), "expected other replicas, found the same"
