@@ -29,7 +29,7 @@ def prediction(
     objects = [index for index in range(manifest.max_objects) if seen.present[row, index]]
     winners = [int(seen.winners[row, index]) for index in objects]
     if observer is not None:
-        observer.predicted(winners, float(lengths[winners[0]]))
+        observer.predicted(winners, _winning(seen, row))
         observer.drawn(error, judged)
     probabilities = [round(length, DIGITS) for length in lengths.tolist()]
     found: list[dict[str, Any]] = []
@@ -54,9 +54,14 @@ def prediction(
 def count(manifest: Manifest, seen: Perception, observer: PredictionObserver) -> None:
     """Tells of every picture what is known of it: those that nobody asked to draw have neither error nor verdict."""
     for row, (present, winners) in enumerate(zip(seen.present, seen.winners, strict=True)):
-        observer.predicted(winners[present].tolist(), float(seen.lengths[row, winners[0]]))
+        observer.predicted(winners[present].tolist(), _winning(seen, row))
         if isfinite(seen.errors[row]):
             observer.drawn(float(seen.errors[row]), _judged(manifest, seen, row))
+
+
+def _winning(seen: Perception, row: int) -> float:
+    """The length of the capsule that wins: of several objects the last to, as in the manifest's references and the verdict."""
+    return float(seen.lengths[row, seen.winners[row, -1]])
 
 
 def _judged(manifest: Manifest, seen: Perception, row: int) -> Verdict:

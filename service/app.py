@@ -33,12 +33,13 @@ DECODERS = 4  # threads at most, shared by workers: a picture of max_pixels take
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, siblings: Siblings | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
     nets = catalogue.load(settings) if nets is None else nets
+    catalogue.default(settings, nets)
+    tracing = _tracing(settings)
     metrics = Metrics()  # after what may raise: with several workers it leaves a file, which each scrape reads
     serving = Catalogue(nets, settings, metrics)
     decoders = max(1, min(settings.threads or cpus.available(), DECODERS) // settings.workers)
-    crew = Crew(decoders, settings.max_queue, settings.deadline)
+    crew = Crew(decoders, settings.max_queue, settings.deadline, metrics.rejections.labels("gone").inc)
     bodies = Bodies(max(1, LARGEST_BODIES // settings.workers) * settings.max_body)
-    tracing = _tracing(settings)
     app = FastAPI(
         title="capserve",
         version=version("capserve"),

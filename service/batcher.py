@@ -90,7 +90,8 @@ class Batcher:
         self._answered_all = asyncio.Event()
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runners = [threading.Thread(target=self._work, name=f"runner-{n}", daemon=True) for n in range(runners)]
+        self._runners = [threading.Thread(target=self._work, args=(n,), name=f"runner-{n}", daemon=True) for n in range(runners)]
+        self._at_work: list[tuple[float, _Batch] | None] = [None] * runners  # since when on what; each runner writes its own
 
     @property
     def queued(self) -> int:
@@ -146,6 +147,30 @@ class Batcher:
                 self._arrivals.put(None)
         return True
 
+    def sweep(self, hanging: float) -> bool:
+        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After
+        `hanging` seconds also those who wait for what it hangs in; True while there is such a one."""
+        if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
+            try:
+                self._deliver(self._in_vain(), (), None, 0.0, 0.0)
+            finally:
+                self._picking.release()
+        since = time.monotonic() - hanging
+        hung = [batch for began, batch in filter(None, self._at_work) if began < since]
+        for request in (request for batch in hung for request in batch.requests if not request.answer.done()):
+            request.whole.told = True
+            request.answer.set_exception(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica"))
+        return bool(hung)
+
+    def _in_vain(self) -> _Batch:
+        """Those who wait for no answer any more, taken out."""
+        if not self._collect(wait=False):
+            self._arrivals.put(None)  # that was for a runner
+        now, batch, waiting = time.monotonic(), _Batch([], [], [], 0), self._waiting
+        self._waiting = deque(request for request in waiting if not _over(request, now, batch))
+        self._taken += sum(request.images for request in (*batch.late, *batch.gone))
+        return batch
+
     def _enqueue(self, whole: _Whole, inputs: Arrays, images: int, deadline: float | None) -> asyncio.Future[Answer]:
         assert self._loop is not None, "start() comes first"
         answer: asyncio.Future[Answer] = self._loop.create_future()
@@ -162,17 +187,19 @@ class Batcher:
 
     # The runners' side
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         assert self._loop is not None
         while (batch := self._next_batch()) is not None:
             outputs: Arrays = ()
             error: Exception | None = None
             started = time.monotonic()
             if batch.requests:
+                self._at_work[number] = started, batch
                 try:
                     outputs = self._run(*_stacked(batch.requests))
                 except Exception as failure:  # whatever a runtime throws: these requests fail, the next may not
                     error = failure
+                self._at_work[number] = None
             finished = time.monotonic()
             try:
                 self._loop.call_soon_threadsafe(self._deliver, batch, outputs, error, started, finished)
@@ -182,21 +209,17 @@ class Batcher:
     def _next_batch(self) -> _Batch | None:
         """Waits for a first request, then takes its share of all that are there, passing over those in vain."""
         with self._picking:
-            if not self._collect():
+            if not self._collect(wait=not self._waiting):
                 return None
             now, most = time.monotonic(), self._share()
             batch, images = _Batch([], [], [], 0), 0
             while self._waiting:
                 request = self._waiting[0]
-                if request.answer.done():
-                    batch.gone.append(request)
-                elif request.deadline is not None and request.deadline <= now:
-                    batch.late.append(request)
-                elif not images or images + request.images <= most:
+                if not _over(request, now, batch):
+                    if images and images + request.images > most:
+                        break
                     batch.requests.append(request)
                     images += request.images
-                else:
-                    break
                 self._waiting.popleft()
                 self._taken += request.images
             return batch._replace(images=images)
@@ -205,11 +228,12 @@ class Batcher:
         """Images: as many as each runner would get of what waits, rounded up, and never more than a batch may hold."""
         return min(self._max_batch, -(-self.queued // len(self._runners)))
 
-    def _collect(self) -> bool:
-        """Moves arrivals to where they wait; blocks only when nobody does. False: this runner stops."""
+    def _collect(self, wait: bool) -> bool:
+        """Moves arrivals to where they wait, if it is to wait the first of them too. False: this runner stops."""
         try:
-            while (turn := self._arrivals.get(block=not self._waiting)) is not None:
+            while (turn := self._arrivals.get(block=wait)) is not None:
                 self._waiting.extend(turn)
+                wait = False
         except Empty:
             return True
         return False
@@ -247,6 +271,17 @@ class Batcher:
         if not whole.told:
             whole.told = True
             self._observer.dropped(reason, whole.images)
+
+
+def _over(request: _Request, now: float, batch: _Batch) -> bool:
+    """Whether it need not run, and if so is noted with those who are too late or gone."""
+    if request.answer.done():
+        batch.gone.append(request)
+    elif request.deadline is not None and request.deadline <= now:
+        batch.late.append(request)
+    else:
+        return False
+    return True
 
 
 def _stacked(requests: list[_Request]) -> Arrays:

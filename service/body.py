@@ -67,7 +67,7 @@ def _check_count(found: int, most: int) -> None:
 def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[bytes]:
     kind = content_type.partition(";")[0].strip().lower()
     if kind == "multipart/form-data":
-        return _files(content_type, body)
+        return _files(content_type, body, most)
     if kind == "application/json":
         return _from_json(body, field, most)
     if field == "image" and (kind.startswith("image/") or kind in ("", "application/octet-stream")):
@@ -77,9 +77,9 @@ def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[byt
     )
 
 
-def _files(content_type: str, body: bytes) -> list[bytes]:
+def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     found = []
-    for part in multipart.parse(content_type, body):
+    for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
             raise MalformedRequest("a multipart field is not called file; name each picture's field so")
         found.append(part.content)
@@ -102,16 +102,17 @@ def _from_json(body: bytes, field: str, most: int) -> list[bytes]:
     _check_count(len(texts), most)  # before each of them is looked at
     if not all(isinstance(text, str) for text in texts):
         raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
-    return [_from_base64(text) for text in texts]
+    return [_from_base64(text, "a picture" if field == "image" else f"picture {index}") for index, text in enumerate(texts)]
 
 
-def _from_base64(text: str) -> bytes:
+def _from_base64(text: str, which: str) -> bytes:
     if text.startswith("data:"):  # as browsers write a canvas
         text = text.partition(",")[2]
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
-        raise MalformedRequest("a picture is not valid base64; encode its bytes with the standard alphabet and padding") from None
+        told = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
+        raise MalformedRequest(f"{which} {told}") from None
 
 
 def _too_large(max_body: int) -> str:

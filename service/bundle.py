@@ -83,7 +83,8 @@ REPLAY_TOLERANCE: dict[Variant, float] = {"fp32": 2e-3, "int8": 2e-2}
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
-Percentiles = dict[Annotated[str, StringConstraints(pattern=r"^\d{1,2}(\.\d+)?$")], FiniteFloat]
+Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
+Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last two it is guessed how it goes on
 
 
 class _Part(BaseModel):
@@ -183,7 +184,7 @@ class Manifest(_Part):
     name: Name
     version: Name
     classes: tuple[str, ...] = Field(min_length=2)
-    image_shape: tuple[Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]
+    image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]
     boxed: bool = True  # trained on ink fitted into a box, as MNIST was made: normalise=auto does so too; else it scales, no more

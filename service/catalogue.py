@@ -27,6 +27,7 @@ Change = Literal["added", "replaced", "removed", "unchanged"]
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
+HANGING = 60.0  # seconds that no batch takes: after so many the runtime hangs, and the process asks for the same
 PROBE_EVERY = 1.0  # seconds
 
 
@@ -89,6 +90,7 @@ class Served(GraphObserver):
         self.digest = hashlib.blake2s(net.manifest.model_dump_json().encode(), digest_size=12).hexdigest()
         self.seen = PredictionObserver(metrics, name, net.manifest.classes)
         self.failures_in_a_row = 0
+        self.hangs = False
         self._deadline = settings.deadline
         self._metrics = metrics
         self._batcher = Batcher(
@@ -133,7 +135,18 @@ class Served(GraphObserver):
 
     @property
     def sound(self) -> bool:
-        return self.failures_in_a_row == 0
+        return self.failures_in_a_row == 0 and not self.hangs
+
+    @property
+    def hopeless(self) -> bool:
+        return self.failures_in_a_row >= HOPELESS or self.hangs
+
+    def sweep(self) -> None:
+        """Lets go of those whom a runtime that hangs would keep for ever."""
+        found = [batcher.sweep(HANGING) for batcher in (self._batcher, self._drawer)]
+        if any(found) and not self.hangs:
+            logger.error("model %s hangs: a batch has been at work for more than %g s", self.manifest.name, HANGING)
+        self.hangs = any(found)
 
     def measure(self) -> None:
         for graph, batcher in (("encoder", self._batcher), ("decoder", self._drawer)):
@@ -155,9 +168,10 @@ class Served(GraphObserver):
         """One picture through the queue: nobody sends requests to a server that is not ready, so it must ask itself."""
         blank = np.zeros((1, *self.manifest.image_shape), np.float32)
         try:
-            await self.perceive(blank, time.monotonic())
-        except TurnedAway as error:
-            logger.debug("probe of %s: %s", self.manifest.name, error)
+            async with asyncio.timeout(self._deadline):
+                await self.perceive(blank, time.monotonic())
+        except (TurnedAway, TimeoutError) as error:
+            logger.debug("probe of %s: %s", self.manifest.name, error or "no answer")
 
 
 class _Drawings(GraphObserver):
@@ -212,7 +226,7 @@ class Catalogue:
     @property
     def alive(self) -> bool:
         """A restart would help when a model fails again and again."""
-        return all(served.failures_in_a_row < HOPELESS for served in self)
+        return not any(served.hopeless for served in self)
 
     async def reload(self) -> dict[str, Change]:
         """Serves what the models folder holds now, without losing a request.
@@ -271,7 +285,8 @@ class Catalogue:
             measure()
             await asyncio.sleep(PROBE_EVERY)
             for served in self:
-                if not served.sound:
+                served.sweep()
+                if served.failures_in_a_row:
                     await served.probe()
 
     async def _prepare(self, served: Served) -> None:

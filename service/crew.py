@@ -21,11 +21,12 @@ LATE = "the deadline passed before a picture was decoded or drawn; send a smalle
 
 
 class Crew:
-    def __init__(self, threads: int, most: int, deadline: float) -> None:
-        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here."""
+    def __init__(self, threads: int, most: int, deadline: float, left: Callable[[], object] = lambda: None) -> None:
+        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here; `left` is told
+        of those who did not."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: SimpleQueue[_Errand | None] = SimpleQueue()  # None: stop
-        self._most, self._deadline = most, deadline
+        self._most, self._deadline, self._left = most, deadline, left
         self._jobs = 0
 
     async def do(self, job: Callable[[], T], arrived: float) -> T:
@@ -44,6 +45,9 @@ class Crew:
                 return result
         except TimeoutError:
             raise TooLate(LATE, "late") from None
+        except asyncio.CancelledError:
+            self._left()
+            raise
         finally:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1

@@ -32,6 +32,7 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
         if shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
-    except OSError as error:
-        raise StartError(f"cannot listen on {host}:{port}: {error.strerror}; choose another with CAPSERVE_PORT") from error
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name at all
+        why = error.strerror if isinstance(error, OSError) else error
+        raise StartError(f"cannot listen on {host}:{port}: {why}; choose another with CAPSERVE_HOST or CAPSERVE_PORT") from error
     return bound

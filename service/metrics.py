@@ -106,7 +106,11 @@ class Metrics:
             "capserve_verdicts_total", "Pictures by what they were taken for.", ["model", "verdict"], registry=registry
         )
         self.winner_length = Histogram(
-            "capserve_winner_length", "Length of the longest capsule.", ["model"], registry=registry, buckets=TWENTIETHS
+            "capserve_winner_length",
+            "Length of the winning capsule; of a model of two objects, the second longest.",
+            ["model"],
+            registry=registry,
+            buckets=TWENTIETHS,
         )
         self.reconstruction_error = Histogram(
             "capserve_reconstruction_error",

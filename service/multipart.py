@@ -18,16 +18,16 @@ class Part(NamedTuple):
     content: bytes
 
 
-def parse(content_type: str, body: bytes) -> list[Part]:
-    """The parts in order. `content_type` is the request's header, which names the boundary."""
+def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
+    """The parts in order, `most` of them. `content_type` is the request's header, which names the boundary."""
     found = BOUNDARY.search(content_type)
     if found is None:
         raise MalformedRequest("multipart/form-data needs a boundary in its Content-Type; leave that header to your HTTP client")
     delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", "replace")
     # The first delimiter may begin the body; what precedes it is a preamble, what follows the last is ignored too.
-    sections = (b"\r\n" + body).split(delimiter, MOST_PARTS + 2)
-    if len(sections) > MOST_PARTS + 2:
-        raise MalformedRequest(f"more than {MOST_PARTS} parts in a multipart body; send fewer")
+    sections = (b"\r\n" + body).split(delimiter, most + 2)
+    if len(sections) > most + 2:
+        raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
     parts: list[Part] = []
     for section in sections[1:]:
         if section.startswith(b"--"):

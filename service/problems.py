@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from http import HTTPStatus
 
-from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
@@ -39,14 +38,6 @@ async def on_service_error(request: Request, error: Exception) -> Response:
     return of(error)
 
 
-async def on_invalid(request: Request, error: Exception) -> Response:
-    """A parameter out of range: pydantic's sentence names the range. What was sent is not repeated: it may be a token."""
-    assert isinstance(error, RequestValidationError)
-    request.app.state.service.metrics.refused(error)
-    faults = [f"{'.'.join(map(str, fault['loc'][1:]))}: {fault['msg']}" for fault in error.errors()]
-    return problem(422, "cannot be processed", "; ".join(faults[:5]))
-
-
 async def on_http(request: Request, error: Exception) -> Response:
     """No such path, no such method."""
     assert isinstance(error, HTTPException)
@@ -73,7 +64,6 @@ async def on_departure(request: Request, error: Exception) -> Response:
 
 HANDLERS = {
     ServiceError: on_service_error,
-    RequestValidationError: on_invalid,
     HTTPException: on_http,
     ClientDisconnect: on_departure,
 }

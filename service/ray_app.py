@@ -6,7 +6,8 @@ it leaves open from each node's own. Needs the extra `capserve[ray]`.
 # No `from __future__ import annotations`: Ray reads app's annotation, and wants the class.
 
 import asyncio
-from collections.abc import Iterable
+import logging
+from collections.abc import Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +24,8 @@ from service.errors import Busy, NotReloaded, StartError
 from service.settings import Settings
 from service.siblings import Siblings
 from service.state import Service
+
+logger = logging.getLogger(__name__)
 
 NAME = "capserve"
 BATCHES = 8  # that a replica is given at most, waiting and running
@@ -75,7 +78,7 @@ def fitted(settings: Settings, scale: Scale) -> Settings:
     """What the environment leaves open, by what Ray gives a replica: a GPU that was asked for and does not work is an error."""
     threads = settings.threads or max(1, int(scale.num_cpus))
     device = settings.device if settings.device != "auto" else "cuda" if scale.num_gpus else "cpu"
-    return settings.model_copy(update={"threads": threads, "device": device})
+    return settings.model_copy(update={"threads": threads, "device": device, "workers": 1})
 
 
 def named_by_ray(app: ASGIApp) -> ASGIApp:
@@ -126,11 +129,17 @@ class Replicas(Siblings):
     """All replicas, as one of them reaches them: one proxy's port leads to any, and who asks for metrics means all."""
 
     async def let_all_reload(self) -> None:
-        faults = [fault for fault in await _all("reload") if isinstance(fault, str | Exception)]
+        told = await _all("reload")
+        for error in told:
+            if isinstance(error, Exception):
+                logger.error("a replica could not be told to reload: %s", error)
+        faults = [fault for fault in told if isinstance(fault, str)]
         if faults:
             raise NotReloaded(f"{faults[0]}; it still serves what it did, and {_name()} serves what is new")
+        if any(isinstance(error, Exception) for error in told):
+            raise NotReloaded(f"a replica did not answer, which is in the log; {_name()} serves what is new: ask again")
 
-    async def metrics(self, own: bytes) -> bytes:
+    async def metrics(self, own: Callable[[], bytes]) -> bytes:
         try:
             found = await _all("measured", timeout_s=PATIENCE)
         except TimeoutError:

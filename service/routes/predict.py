@@ -92,7 +92,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
     """(C, H, W) in [0, 1], as the network takes it."""
     if len(data) <= SMALL_BYTES:
         try:
-            return _decoded(data, SMALL_PIXELS, served, query)
+            return _decoded(data, min(SMALL_PIXELS, service.settings.max_pixels), served, query)
         except TooLarge:
             pass  # in pixels, for the event loop
     return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), seen.complete)

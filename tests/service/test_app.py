@@ -10,15 +10,18 @@ import os
 import re
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
 import pytest
 
 from service import logs
+from service.bundle import Array
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings
 from tests.service.test_metrics import samples
@@ -111,6 +114,41 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             assert seen["capserve_ready",] == 0
         _until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
         assert client.get("/healthz").status_code == 200
+
+
+def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
+    net: CapsNet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
+) -> None:
+    monkeypatch.setattr("service.catalogue.HANGING", 2.0)
+    hung, over = threading.Event(), threading.Event()
+
+    class Hanging:
+        runners = 1
+
+        def run(self, *inputs: Array) -> object:
+            if hung.is_set():
+                over.wait(20)
+            return net.encoder.run(*inputs)
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(net.encoder, name)
+
+    with serving(settings(deadline=0.5), {"tiny": replace(net, encoder=Hanging())}) as client, ThreadPoolExecutor() as pool:
+        hung.set()
+        inside = pool.submit(client.post, "/predict", files={"file": seven})
+        time.sleep(0.2)
+        behind = pool.submit(client.post, "/predict", files={"file": seven})
+        assert behind.result(5).status_code == 504
+        assert client.get("/healthz").status_code == 200
+        told = inside.result(10)
+        assert (told.status_code, told.json()["title"]) == (503, "the model failed")
+        assert "did not answer within 2 seconds" in told.json()["detail"]
+        assert client.get("/healthz").status_code == 503
+        assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
+        hung.clear()
+        over.set()
+        _until(lambda: client.get("/readyz").status_code == 200)
+    assert "model tiny hangs" in caplog.text
 
 
 def test_a_probe_that_is_too_late_is_no_end_of_probing(

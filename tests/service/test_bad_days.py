@@ -97,6 +97,20 @@ def test_past_the_deadline_while_a_picture_is_decoded_is_504_at_once():
         assert server.metric("capserve_batch_images_sum") == 1
 
 
+def test_who_leaves_while_a_picture_is_decoded_is_counted():
+    async def leave(server: Process) -> None:
+        connection = await Connection.to(server)
+        connection.writer.write(LARGE)
+        await asyncio.sleep(0.5)
+        connection.writer.transport.abort()
+        await until(lambda: server.metric('capserve_rejections_total{reason="gone"') == 1)
+
+    with process(seconds_a_picture=1.5, drain=3) as server:
+        asyncio.run(asyncio.wait_for(leave(server), 20))
+        assert server.metric("capserve_rejections_total") == 1
+        assert server.metric("capserve_batch_images_sum") == 0
+
+
 def test_a_picture_that_is_decoded_for_long_does_not_outlast_the_drain_limit():
     async def stop(server: Process) -> Answer:
         asking = asyncio.create_task(ask(server, LARGE))

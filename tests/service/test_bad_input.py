@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import socket
 import struct
 import time
@@ -124,6 +125,23 @@ def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes)
     assert "1 to 3" in refused(small.post("/predict/batch", files=[("file", seven)] * 4), 400)
     assert "1 to 3 pictures, found 0; send at least one" in refused(small.post("/predict/batch", json={"images": []}), 400)
     assert "/predict/batch" in refused(small.post("/predict", files=[("file", seven)] * 2), 400)
+
+
+def test_a_picture_of_several_is_named(small: httpx.Client, seven: bytes) -> None:
+    good = base64.b64encode(seven).decode()
+    for bad in ("a*b", "AAAA\nAAAA"):
+        told = refused(small.post("/predict/batch", json={"images": [good, bad]}), 400)
+        assert told.startswith("picture 1 is not valid base64")
+    assert refused(small.post("/predict", json={"image": "a*b"}), 400).startswith("a picture is not valid base64")
+
+
+def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
+    """A smaller one of pixels than what is read beside the event loop, a larger one of pictures than of a form's parts."""
+    with serving(settings(max_pixels=1_000, max_images=1_200, max_queue=2_000), nets) as client:
+        told = refused(client.post("/predict", content=encoded(drawn("7", 40))), 413)
+        assert "40x40 pixels" in told
+        told = refused(client.post("/predict/batch", files=[("file", b"no picture")] * 1_100), 415)
+        assert told.startswith("picture 0: ")
 
 
 def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:

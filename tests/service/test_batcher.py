@@ -298,6 +298,45 @@ async def test_draining_gives_up_in_time():
 
 
 @scenario
+async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
+    house = House()
+    hung = await house.occupied()
+    late = house.send(1, deadline=time.monotonic() + 0.05)
+    left, patient = house.send(2), house.send(3)
+    await house.queued(6)
+    left.cancel()
+    await asyncio.sleep(0.1)
+    assert not house.batcher.sweep(hanging=60)
+    with pytest.raises(TooLate):
+        await late
+    assert house.batcher.queued == 3
+    assert house.watcher.drops == [("late", 1), ("gone", 2)]
+    assert not hung.done()
+    assert house.batcher.sweep(hanging=0.05)
+    with pytest.raises(Broken, match="did not answer within 0.05 seconds"):
+        await hung
+    house.gate.let(2)  # it did not hang after all
+    assert (await patient).outputs[0].shape[0] == 3
+    assert not house.batcher.sweep(hanging=0)
+    assert house.watcher.batches == [1, 3]
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_a_sweep_leaves_alone_who_still_has_time():
+    house = House()
+    first = await house.occupied()
+    other = house.send(1, deadline=time.monotonic() + 60)
+    await house.queued(1)
+    assert not house.batcher.sweep(hanging=60)
+    house.gate.let(2)
+    await asyncio.gather(first, other)
+    assert house.watcher.drops == []
+    assert not house.batcher.sweep(hanging=60)  # while the runner waits for somebody to come
+    assert await house.batcher.drain(1)
+
+
+@scenario
 async def test_the_loop_stays_free_while_the_model_runs():
     house = House()
     await house.occupied()

@@ -164,7 +164,8 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ),
         ([], {"CAPSERVE_TRACES": "collector:4318"}, "CAPSERVE_TRACES: expected a URL"),
         ([], {"CAPSERVE_TRACES": "http://:4318"}, "CAPSERVE_TRACES: expected a URL"),
-        (["--host", "203.0.113.1"], {}, "cannot listen on 203.0.113.1"),
+        (["--host", "203.0.113.1"], {}, "choose another with CAPSERVE_HOST or CAPSERVE_PORT"),
+        (["--host", "a..b"], {}, "cannot listen on a..b"),
     ],
 )
 def test_what_cannot_be_is_said_in_a_line(arguments: list[str], environment: dict[str, str], told: str) -> None:
@@ -315,6 +316,19 @@ def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -
             assert samples(client)["capserve_workers",] == 2
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
+
+
+def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
+    """It would be tried again and again, and each try's files read at every scrape."""
+    code = (
+        "from service.app import create_app; from service.errors import StartError; from service.settings import Settings\n"
+        "try: create_app(Settings(model='nope'))\n"
+        "except StartError as error: print(error)"
+    )
+    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "CAPSERVE_MODEL=nope" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_check_refuses_what_serve_would(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from service import catalogue, images
 from service.settings import Settings
 from tests import drawings, mnist
 from tests.service.conftest import encoded, serving
+from tests.service.test_metrics import samples
 
 MODELS = Path(__file__).parents[2] / "models"
 SHAPE = (1, 36, 36)
@@ -93,6 +94,17 @@ def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client) -> N
         picture = Image.fromarray(np.minimum(frame, 255).astype(np.uint8))
         answers = {normalise: seen(client, picture, normalise=normalise) for normalise in ("auto", "none")}
         assert answers["auto"] == answers["none"]
+
+
+def test_drift_is_measured_on_what_its_references_are_of(client: httpx.Client) -> None:
+    """Of two objects the second longest capsule: the longest alone would look like drift on pictures as usual."""
+
+    def total() -> float:
+        return samples(client)["capserve_winner_length_sum", "overlap"]
+
+    before = total()
+    answer = client.post("/predict?model=overlap", content=encoded(written_over("3", "7", np.random.default_rng(1)))).json()
+    assert total() - before == pytest.approx(sorted(answer["probabilities"])[-2], abs=1e-5)
 
 
 def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
