@@ -57,7 +57,7 @@ class CapsuleNet:
     routing: str = "dynamic"
     iterations: int = 3
     squash: str = "paper"
-    dropout: float = 0.0  # share of the primary capsules that have no say in a training step
+    dropout: float = 0.0  # share of the primary capsules that have no say in the class in a training step
     share_transforms: bool = False  # one transformation for all input capsules: any image size works
     pose_size: int = 16
     decoder: Decoder = Decoder()

@@ -27,7 +27,7 @@ class CapsuleEncoder(nn.Module):
         self.stem = stem(channels, config.stem)
         self.primary = PrimaryCapsules(config.stem[-1].channels, config.primary, config.squash)
         inputs = _probe(nn.Sequential(self.stem, self.primary), config.image_shape)[1]
-        self.dropout: nn.Module = nn.Dropout1d(config.dropout) if config.dropout else nn.Identity()  # whole capsules
+        self.dropout = nn.Dropout1d(config.dropout) if config.dropout else None  # of whole capsules
         self.routed = ClassCapsules(
             inputs,
             config.primary.size,
@@ -40,8 +40,11 @@ class CapsuleEncoder(nn.Module):
         )
 
     def forward(self, images: Tensor) -> Encoding:
-        capsules = self.routed(self.dropout(self.primary(self.stem(images))))
-        return Encoding(lengths(capsules), capsules)
+        inputs = self.primary(self.stem(images))
+        capsules = self.routed(inputs)
+        # While some are silent the others must know the class; the pose that is drawn is of all, else drawings blur.
+        heard = self.routed(self.dropout(inputs)) if self.training and self.dropout else capsules
+        return Encoding(lengths(heard), capsules)
 
 
 class PlainEncoder(nn.Module):

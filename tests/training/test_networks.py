@@ -3,6 +3,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from training.capsules import lengths
 from training.config import PRESETS, CapsuleNet
 from training.networks import CapsuleEncoder, Encoding, Network, parameters
 
@@ -47,12 +48,15 @@ def test_dropout_silences_whole_capsules_in_training_alone() -> None:
     heard: list[torch.Tensor] = []
     encoder.routed.register_forward_pre_hook(lambda _, inputs: heard.append(inputs[0]))
     images = torch.rand(8, 1, 28, 28)
-    encoder.train()(images)
+    said = encoder.train()(images)
     encoder.eval()(images)
-    learning, using = (capsules.abs().sum(dim=-1) == 0 for capsules in heard)  # (batch, capsules): silent
-    assert 0.3 < learning.float().mean() < 0.7
+    posing, naming, using = (capsules.abs().sum(dim=-1) == 0 for capsules in heard)  # (batch, capsules): silent
+    assert 0.3 < naming.float().mean() < 0.7
+    assert not posing.any()
     assert not using.any()
-    assert ((heard[0] == 0).any(dim=-1) == learning).all()  # all of a capsule or nothing of it
+    assert ((heard[1] == 0).any(dim=-1) == naming).all()  # all of a capsule or nothing of it
+    torch.testing.assert_close(said.capsules, encoder.routed(heard[0]))  # drawn is what all agree on
+    torch.testing.assert_close(said.lengths, lengths(encoder.routed(heard[1])))
 
 
 def test_the_decoder_sees_the_named_capsule_only() -> None:
