@@ -151,6 +151,19 @@ def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
             assert picture.width > 300
 
 
+def test_redrawn_figures_are_of_other_pictures_than_the_data_sets(made: Path, folder: Path, tmp_path: Path) -> None:
+    """The curves, which show no picture, are the same to the byte: whatever else differs is what was shown."""
+    drawn: list[dict[str, bytes]] = []
+    for name, flags in {"plain": [], "redrawn": ["--redrawn"]}.items():
+        done = called("figures", made, "--data", folder, "--out", tmp_path / name, *flags)
+        assert done.returncode == 0, done.stderr
+        drawn.append({path.name: path.read_bytes() for path in (tmp_path / name).iterdir()})
+    plain, redrawn = drawn
+    both = plain.keys() & redrawn.keys()
+    assert {"reconstructions.png", "perturbations.png"} <= both
+    assert [name for name in both if plain[name] == redrawn[name]] == ["curves.png"]
+
+
 def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
     """The flags that go before the mistake, which then wins."""
     return [*arguments[:1], *(FLAGS if arguments[0] == "train" else []), *arguments[1:], "--data", str(folder)]

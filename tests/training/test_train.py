@@ -1,6 +1,7 @@
 """Training for real, on drawn digits with the tiny preset: what a run leaves, and that it goes on to the same numbers."""
 
 import csv
+import os
 import shutil
 import signal
 import subprocess
@@ -24,8 +25,10 @@ from training.networks import Network
 from training.schedules import SCHEDULES
 from training.train import train
 
+ROOT = Path(__file__).parents[2]
 CPU = Place(torch.device("cpu"))
 TRAIN = [sys.executable, "-m", "training", "train", "--preset", "tiny"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
 
 
 def config(name: str = "tiny", **training: Any) -> Config:
@@ -33,14 +36,15 @@ def config(name: str = "tiny", **training: Any) -> Config:
     return replace(PRESETS[name], training=replace(PRESETS[name].training, **settings))
 
 
-def same(first: Path, second: Path) -> bool:
-    """Bit for bit the same weights, averages, optimizer and history; only the clock may differ."""
+def same(first: Path, second: Path, rounding: float = 0.0) -> bool:
+    """Bit for bit the same weights, averages and optimizer, and but for rounding the history; only the clock may differ."""
     one, two = checkpoint.load(first), checkpoint.load(second)
     rows = [[{**row, "seconds": 0} for row in state.history] for state in (one, two)]
     pairs = [(one.network, two.network), (one.average, two.average)]
     weights = all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
     moments = zip(one.optimizer["state"].values(), two.optimizer["state"].values(), strict=True)
-    return weights and rows[0] == rows[1] and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
+    history = rows[0] == [pytest.approx(row, rel=rounding, abs=0) for row in rows[1]]
+    return weights and history and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
 
 
 @pytest.fixture(scope="module")
@@ -175,6 +179,30 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
     assert len(checkpoint.load(tmp_path).history) < 8
     subprocess.run([*long_run(folder), "--out", str(tmp_path), "--resume"], check=True, capture_output=True)
     assert same(uninterrupted, tmp_path)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
+def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int, folder: Path, tmp_path: Path) -> None:
+    """Where the first waits for a step that is long in coming: here a validation takes ten minutes."""
+    program = (
+        "import sys, time\nfrom training import train\nfrom training.__main__ import main\n"
+        "train.fixed_batches = lambda *_: [print('validating', flush=True), time.sleep(600)]\nsys.exit(main(sys.argv[1:]))"
+    )
+    command = [sys.executable, "-c", program, *long_run(folder)[3:], "--out", str(tmp_path)]
+    process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "validating\n"
+        process.send_signal(number)
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(2)  # sent sooner the two might arrive as one
+        process.send_signal(number)
+        assert process.wait(60) == status
+        assert "go on with the same command" not in process.communicate()[1]
+    finally:
+        process.kill()
+        process.communicate()
+    assert not (tmp_path / checkpoint.FILE).exists()
 
 
 def test_the_schedule_the_augmentation_and_the_weights_of_losses_are_what_the_config_says(
@@ -313,8 +341,7 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
         "--ema",
         "0",
     ]
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
-    for launcher, out in (([sys.executable], "one"), (torchrun, "two")):
+    for launcher, out in (([sys.executable], "one"), (TORCHRUN, "two")):
         command = [*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)]
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
@@ -325,3 +352,35 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
         assert theirs["training_error"] == mine["training_error"]
     for key, weights in one.network.items():
         torch.testing.assert_close(two.network[key], weights, atol=2e-3, rtol=1e-2)
+
+
+@pytest.mark.timeout(600)  # torchrun starts four times, each of its processes imports torch
+def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+    """First one of them is told, and not the one that saves; then torchrun, which tells both."""
+    command = [*TORCHRUN, *long_run(folder)[1:]]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    subprocess.run([*command, "--out", str(whole)], check=True, capture_output=True)
+    for flags, done in (([], 0), (["--resume"], 1)):
+        process = subprocess.Popen([*command, "--out", str(parts), *flags], stderr=subprocess.PIPE, text=True)
+        try:
+            while not ((parts / "history.csv").exists() and len(checkpoint.load(parts).history) > done):
+                assert process.poll() is None
+                time.sleep(0.01)
+            os.kill(process.pid if flags else worker(process.pid, rank=1), signal.SIGTERM)
+            _, message = process.communicate(timeout=60)
+        finally:
+            process.terminate()  # ends its processes too
+            process.communicate()
+        state = checkpoint.load(parts)
+        assert f"stopped at step {state.step}; go on with the same command and --resume" in message
+        assert state.step % 34, "expected a checkpoint from the middle of an epoch"
+    subprocess.run([*command, "--out", str(parts), "--resume"], check=True, capture_output=True)
+    assert same(whole, parts, rounding=1e-6)  # a stopped epoch's losses are added up in another order
+
+
+def worker(torchrun: int, rank: int) -> int:
+    """The process that torchrun started with this rank."""
+    for each in Path(f"/proc/{torchrun}/task/{torchrun}/children").read_text().split():
+        if f"\0RANK={rank}\0" in Path(f"/proc/{each}/environ").read_text():
+            return int(each)
+    raise AssertionError(f"torchrun started no process of rank {rank}")
