@@ -69,8 +69,8 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     written = 1 - sizes[largest] / whole.sum()
     if written <= WRITTEN[0]:
         written = _inked(light[~grown(~whole)]) / whole.sum()
-    if written <= WRITTEN[0] and not _on_a_desk(whole, light):
-        return None
+        if not WRITTEN[0] < written < WRITTEN[1]:  # too little to be seen from here, or else a lamp parts the sheet into two
+            return whole if _on_a_desk(whole, light) and _box(whole).full > FULL else None
     return whole if written < WRITTEN[1] and _box(whole).full > FULL else None
 
 

@@ -246,7 +246,7 @@ PAGES: dict[str, tuple[Callable[[NDArray[np.float64], NDArray[np.float64]], NDAr
     "even light": (lambda x, y: np.ones_like(x), False, 0.04, 10),
     "a lamp": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, False, 0.04, 10),
     "on a desk": (lambda x, y: np.ones_like(x), True, 0.05, 10),
-    "a lamp on a desk": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, True, 0.15, 9),  # of the 1 an edge of the sheet is kept
+    "a lamp on a desk": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, True, 0.15, 10),
     "a shadow across it": (lambda x, y: 1 - 0.45 / (1 + np.exp(-25 * (0.54 * x + 0.84 * y - 0.3))), False, 0.2, 8),
 }
 
