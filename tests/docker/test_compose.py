@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,7 +33,8 @@ def services(files: tuple[str, ...]) -> dict[str, dict[str, Any]]:
         pytest.skip("docker compose is not installed")
     chosen = [word for file in files for word in ("-f", file)]
     command = ["docker", "compose", *chosen, "--profile", "train", "config", "--format", "json"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    plain = {name: value for name, value in os.environ.items() if not name.startswith("CAPSERVE_")}
+    done = subprocess.run(command, cwd=ROOT, env=plain, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found: dict[str, dict[str, Any]] = json.loads(done.stdout)["services"]
     return found
