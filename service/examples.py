@@ -10,8 +10,8 @@ import numpy as np
 
 from service import answer, images, pose, tensors
 from service.bundle import IMAGES, LENGTHS, Array
-from service.catalogue import Served
 from service.pose import Pose
+from service.served import Served
 
 FROM, TO = 1, 0  # of the classes from the end: 8 and 9 where there are digits
 DIM, DELTA = 3, 0.05

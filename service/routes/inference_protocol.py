@@ -15,10 +15,10 @@ from fastapi.responses import JSONResponse
 
 from service import answer, body, departure, state, tensors, visit
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
-from service.catalogue import Served
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
 from service.routes.direct import RESPONSES, Bare
+from service.served import Served
 from service.state import Service
 from service.tensors import Inference, InferenceRequest, Port
 from service.visit import Visit

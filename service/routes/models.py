@@ -9,10 +9,10 @@ from fastapi.responses import JSONResponse
 
 from service import state
 from service.bundle import DECODER_FILE, ENCODER_FILES, BundleError
-from service.catalogue import Served
 from service.errors import Forbidden, NotReloaded, StartError
 from service.routes.direct import RESPONSES, Bare, refusal
 from service.schemas import ModelDetail, Models, Reloaded
+from service.served import Served
 
 router = APIRouter(route_class=Bare, responses={status: RESPONSES[status] for status in (401, 404, 422)}, tags=["models"])
 

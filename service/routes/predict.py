@@ -12,11 +12,11 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import answer, body, departure, images, state, visit
 from service.bundle import Array
-from service.catalogue import Served
 from service.engine import Perception
 from service.errors import ServiceError, TooLarge
 from service.routes.direct import RESPONSES, Direct
 from service.schemas import Prediction, Predictions, PredictQuery
+from service.served import Served
 from service.state import Service
 from service.visit import Visit
 

@@ -17,12 +17,12 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import departure, headers, images, pose, state, visit
 from service.bundle import Array, Manifest
-from service.catalogue import Served
 from service.engine import Labels, perturb
 from service.errors import NotAcceptable, Unprocessable
 from service.pose import Pose
 from service.routes.direct import RESPONSES, Direct, refusal
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
+from service.served import Served
 from service.state import Service
 
 SMALL_SHEET = 1 << 17  # pixels written on the event loop

@@ -119,7 +119,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
 def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
     net: CapsNet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
-    monkeypatch.setattr("service.catalogue.HANGING", 2.0)
+    monkeypatch.setattr("service.served.HANGING", 2.0)
     hung, over = threading.Event(), threading.Event()
 
     class Hanging:

@@ -242,6 +242,16 @@ def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client
     assert json.loads(line) == {"file": str(picture), **expected}
 
 
+def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client) -> None:
+    picture, grey = tmp_path / "grey.png", encoded(drawn("7", 28, ink=200, paper=40))  # normalised it would be another
+    picture.write_bytes(grey)
+    (line,) = run("predict", "--no-normalise", "--reconstruct", str(picture)).stdout.splitlines()
+    expected = client.post("/predict?normalise=none&reconstruct=true", content=grey).json()
+    assert "reconstruction" in expected["objects"][0]
+    assert json.loads(line) == {"file": str(picture), **expected}
+    assert expected["probabilities"] != client.post("/predict", content=grey).json()["probabilities"]
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_of_large_pictures_is_given_back(tmp_path: Path) -> None:
     photograph = encoded(drawn("7", side=4_000).convert("RGB"))

@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from service import bundle
+from service.engine import CapsNet
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
 from tests.service.processes import Process, process
@@ -110,6 +111,27 @@ def test_what_is_not_sound_changes_nothing(keyed: httpx.Client, folder: Path, se
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200
+
+
+def test_a_model_that_does_not_run_changes_nothing(
+    keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files are sound, and the runtime fails on it."""
+
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    before = versions(keyed)
+    renewed(folder / "tiny", "which fails when it is warmed")
+    with monkeypatch.context() as patched:
+        patched.setattr(CapsNet, "warm_up", fail)
+        answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert "tiny: expected a model that runs" in answer.json()["detail"]
+    assert versions(keyed) == before
+    assert keyed.post("/predict", content=seven).status_code == 200
+    assert keyed.get("/readyz").status_code == 200
+    assert reloaded(keyed) == {"tiny": "replaced"}  # when it does
 
 
 def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
