@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
-from typing import get_args
+from typing import Literal, get_args
 
 import numpy as np
 from prometheus_client import (
@@ -39,123 +39,86 @@ TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' refe
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
+Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
+
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
 
 
 class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
-        self.requests = Counter(
-            "capserve_requests_total", "Requests answered, by route and status.", ["route", "status"], registry=registry
+
+        def counter(name: str, what: str, *labels: str) -> Counter:
+            return Counter(f"capserve_{name}", what, labels, registry=registry)
+
+        def gauge(name: str, what: str, *labels: str, across: Across) -> Gauge:
+            return Gauge(f"capserve_{name}", what, labels, registry=registry, multiprocess_mode=across)
+
+        def histogram(name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(f"capserve_{name}", what, labels, registry=registry, buckets=buckets)
+
+        self.requests = counter("requests_total", "Requests answered, by route and status.", "route", "status")
+        self.request_seconds = histogram("request_duration_seconds", "From a request's last byte to its answer.", "route")
+        self.stage_seconds = histogram(
+            "stage_duration_seconds", "Parts of a request: decode, queue, encode, reconstruct.", "stage"
         )
-        self.request_seconds = Histogram(
-            "capserve_request_duration_seconds",
-            "From a request's last byte to its answer.",
-            ["route"],
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.stage_seconds = Histogram(
-            "capserve_stage_duration_seconds",
-            "Parts of a request: decode, queue, encode, reconstruct.",
-            ["stage"],
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.batch_images = Histogram(
-            "capserve_batch_images", "Images that ran together.", ["model", "graph"], registry=registry, buckets=IMAGES
-        )
-        self.batch_seconds = Histogram(
-            "capserve_batch_duration_seconds",
-            "What a batch took to run.",
-            ["model", "graph"],
-            registry=registry,
-            buckets=SECONDS,
-        )
-        self.queue_images = Gauge(
-            "capserve_queue_images",
-            "Images that wait for a model.",
-            ["model", "graph"],
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.queue_limit = Gauge(
-            "capserve_queue_limit_images",
-            "Images that may wait for a model; more are turned away.",
-            ["model", "graph"],
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.body_bytes = Gauge(
-            "capserve_body_bytes",
-            "Bytes of requests' bodies in memory.",
-            registry=registry,
-            multiprocess_mode="livesum",
-        )
-        self.rejections = Counter(
-            "capserve_rejections_total",
+        self.rejections = counter(
+            "rejections_total",
             "Requests not computed, by why: full, draining, late, gone, crew, bodies, warming, or what was wrong with them.",
-            ["reason"],
-            registry=registry,
+            "reason",
         )
-        self.failures = Counter(
-            "capserve_model_failures_total", "Batches on which the runtime itself failed.", ["model"], registry=registry
+        self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")
+
+        self.batch_images = histogram("batch_images", "Images that ran together.", "model", "graph", buckets=IMAGES)
+        self.batch_seconds = histogram("batch_duration_seconds", "What a batch took to run.", "model", "graph")
+        self.queue_images = gauge("queue_images", "Images that wait for a model.", "model", "graph", across="livesum")
+        self.queue_limit = gauge(
+            "queue_limit_images",
+            "Images that may wait for a model; more are turned away.",
+            "model",
+            "graph",
+            across="livesum",
         )
-        self.predictions = Counter("capserve_predictions_total", "Objects seen, by label.", ["model", "label"], registry=registry)
-        self.verdicts = Counter(
-            "capserve_verdicts_total", "Pictures by what they were taken for.", ["model", "verdict"], registry=registry
-        )
-        self.winner_length = Histogram(
-            "capserve_winner_length",
+        self.failures = counter("model_failures_total", "Batches on which the runtime itself failed.", "model")
+
+        self.predictions = counter("predictions_total", "Objects seen, by label.", "model", "label")
+        self.verdicts = counter("verdicts_total", "Pictures by what they were taken for.", "model", "verdict")
+        self.winner_length = histogram(
+            "winner_length",
             "Length of the winning capsule; of a model of two objects, the second longest.",
-            ["model"],
-            registry=registry,
+            "model",
             buckets=TWENTIETHS,
         )
-        self.reconstruction_error = Histogram(
-            "capserve_reconstruction_error",
+        self.reconstruction_error = histogram(
+            "reconstruction_error",
             "Mean squared error between a picture and its drawing; it drifts with the traffic.",
-            ["model"],
-            registry=registry,
+            "model",
             buckets=ERRORS,
         )
-        self.ready = Gauge(
-            "capserve_ready",
-            "1 while every model is warm, sound and not draining.",
-            registry=registry,
-            multiprocess_mode="livemin",
-        )
-        self.workers = Gauge(
-            "capserve_workers", "Processes that answer on this port.", registry=registry, multiprocess_mode="livesum"
-        )
-        self.workers_wanted = Gauge("capserve_workers_wanted", "How many should.", registry=registry, multiprocess_mode="livemax")
-        self.model_info = Gauge(
-            "capserve_model_info",
+
+        self.ready = gauge("ready", "1 while every model is warm, sound and not draining.", across="livemin")
+        self.workers = gauge("workers", "Processes that answer on this port.", across="livesum")
+        self.workers_wanted = gauge("workers_wanted", "How many should.", across="livemax")
+        self.model_info = gauge(
+            "model_info",
             "1 for each model served, 0 for one that another has replaced.",
-            ["model", "version", "variant", "preset"],
-            registry=registry,
-            multiprocess_mode="livemax",
+            "model",
+            "version",
+            "variant",
+            "preset",
+            across="livemax",
         )
-        self.provider_info = Gauge(
-            "capserve_execution_provider_info",
-            "1 for the provider that runs a model.",
-            ["model", "provider"],
-            registry=registry,
-            multiprocess_mode="livemax",
+        self.provider_info = gauge(
+            "execution_provider_info", "1 for the provider that runs a model.", "model", "provider", across="livemax"
         )
-        self.provider_nodes = Gauge(
-            "capserve_execution_provider_nodes",
-            "Nodes of a model's graphs that a provider runs.",
-            ["model", "provider"],
-            registry=registry,
-            multiprocess_mode="livemax",
+        self.provider_nodes = gauge(
+            "execution_provider_nodes", "Nodes of a model's graphs that a provider runs.", "model", "provider", across="livemax"
         )
-        self.fell_back = Gauge(
-            "capserve_cpu_fallback",
+        self.fell_back = gauge(
+            "cpu_fallback",
             "1 for a model that runs on the CPU because CUDA, which is installed and was not ruled out, does not work.",
-            ["model"],
-            registry=registry,
-            multiprocess_mode="livemax",
+            "model",
+            across="livemax",
         )
         self.references = References()
         registry.register(self.references)

@@ -8,6 +8,7 @@ import logging
 import time
 
 import numpy as np
+from numpy.typing import NDArray
 
 from service import sessions
 from service.batcher import Batcher
@@ -39,7 +40,7 @@ class Served(GraphObserver):
         self._deadline = settings.deadline
         self._metrics = metrics
         self._batcher = Batcher(
-            net.perceive,
+            self._run,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             observer=self,
@@ -100,14 +101,17 @@ class Served(GraphObserver):
 
     # What the batchers tell
 
-    def batch_ran(self, images: int, run_seconds: float) -> None:
-        super().batch_ran(images, run_seconds)
-        self.failures_in_a_row = 0
-
     def failed(self, error: Exception) -> None:
         super().failed(error)
         self.failures_in_a_row += 1
         logger.error("model %s failed, %d in a row: %s", self.manifest.name, self.failures_in_a_row, error)
+
+    def _run(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
+        """On a runner. Only where both graphs worked are the failures over: a broken decoder is not mended by an encoder."""
+        seen = self.net.perceive(images, drawn)
+        if drawn.any():
+            self.failures_in_a_row = 0
+        return seen
 
     async def probe(self) -> None:
         """One picture through the queue: nobody sends requests to a server that is not ready, so it must ask itself."""

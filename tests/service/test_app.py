@@ -116,17 +116,37 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
         assert client.get("/healthz").status_code == 200
 
 
+def test_a_failing_decoder_is_not_mended_by_requests_that_do_without_it(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
+) -> None:
+    lengths = {
+        "inputs": [{"name": "images", "datatype": "FP32", "shape": [1, 1, 28, 28], "data": [0.0] * 784}],
+        "outputs": [{"name": "lengths"}],
+    }
+    decoder, run = nets["tiny"].decoder, type(nets["tiny"].decoder).run
+    with serving(settings(), nets) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr(type(decoder), "run", lambda graph, *inputs: _raise() if graph is decoder else run(graph, *inputs))
+            for _ in range(5):
+                assert client.post("/predict", files={"file": seven}).status_code == 503
+                assert client.post("/v2/models/tiny/infer", json=lengths).status_code == 200
+                assert client.get("/readyz").status_code == 503
+            assert client.get("/healthz").status_code == 503
+        _until(lambda: client.get("/readyz").status_code == 200)
+
+
 def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
     net: CapsNet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
     monkeypatch.setattr("service.served.HANGING", 2.0)
-    hung, over = threading.Event(), threading.Event()
+    hung, inside, over = threading.Event(), threading.Event(), threading.Event()
 
     class Hanging:
         runners = 1
 
         def run(self, *inputs: Array) -> object:
             if hung.is_set():
+                inside.set()
                 over.wait(20)
             return net.encoder.run(*inputs)
 
@@ -135,12 +155,12 @@ def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
 
     with serving(settings(deadline=0.5), {"tiny": replace(net, encoder=Hanging())}) as client, ThreadPoolExecutor() as pool:
         hung.set()
-        inside = pool.submit(client.post, "/predict", files={"file": seven})
-        time.sleep(0.2)
+        first = pool.submit(client.post, "/predict", files={"file": seven})
+        assert inside.wait(5)
         behind = pool.submit(client.post, "/predict", files={"file": seven})
         assert behind.result(5).status_code == 504
         assert client.get("/healthz").status_code == 200
-        told = inside.result(10)
+        told = first.result(10)
         assert (told.status_code, told.json()["title"]) == (503, "the model failed")
         assert "did not answer within 2 seconds" in told.json()["detail"]
         assert client.get("/healthz").status_code == 503
