@@ -77,14 +77,21 @@ DECODER_FILE = "decoder.onnx"
 FILES = frozenset((*ENCODER_FILES.values(), DECODER_FILE, EXAMPLE))
 REQUIRED = FILES - {ENCODER_FILES["int8"]}
 
+# What `boxed` pictures are fitted into, by max_objects. Of the frame's side, the longer side of what is written: of one digit; or
+# of two, which lie three pixels apart in the mean when each is moved by up to four.
+BOX = {1: 20 / 28, 2: 23 / 36}
+
 # How far a replay may be from what the exporter saw: other processors and TF32 round differently, int8 kernels more so.
 REPLAY_TOLERANCE: dict[Variant, float] = {"fp32": 2e-3, "int8": 2e-2}
 
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
-Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last two it is guessed how it goes on
+Percentiles = Annotated[
+    dict[Percentile, FiniteFloat], Field(min_length=2)
+]  # at least two: the verdict goes on beyond the last as between them
 
 
 class _Part(BaseModel):
@@ -103,6 +110,7 @@ class TrainingRecord(_Part):
     seed: int
     hardware: str
     seconds: FiniteFloat
+    data: Sha256 | None = None  # of the training pictures and labels; bundles made before it was kept have none
     parameters: int
     encoder_parameters: int
     history: tuple[dict[str, FiniteFloat], ...] = ()
@@ -174,9 +182,6 @@ class Dimension(_Part):
 
     name: str  # "stroke thickness"; empty where no measure tells
     strength: FiniteFloat  # change from -0.25 to 0.25, in standard deviations of that measure
-
-
-Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 
 
 class Manifest(_Part):

@@ -13,11 +13,9 @@ import numpy as np
 from PIL import Image
 
 from service.blots import Array, stroke_width
+from service.bundle import BOX
 from service.ink import ink_of
 
-# Of the frame's side, the longer side of what is written: of one digit; or of two, which lie three pixels apart in the mean when
-# each is moved by up to four.
-BOX = {1: 20 / 28, 2: 23 / 36}
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
 BRIGHT = 0.5  # every digit of the training set is brighter somewhere
 FINE = 5  # the digit's strokes are judged and mended at so many times the final size

@@ -7,30 +7,27 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import accuracy
 from training.errors import DataError
-from training.evaluate import evaluate, fixed_batches
 from training.subjects import opened
 
-MODELS = Path(__file__).parent.parent / "models"
 ROUNDING = 2  # errors more or less: another processor may round a picture over the edge
 
 
-@pytest.mark.parametrize("name", sorted(path.parent.name for path in MODELS.glob("*/manifest.json")))
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
 def test_a_shipped_bundle_makes_the_errors_it_claims(name: str) -> None:
     folder = os.environ.get("CAPSERVE_DATA")
     if not folder:
         pytest.skip("needs the data it was trained on: set CAPSERVE_DATA to a folder with MNIST's four idx files")
-    with opened(MODELS / name) as subject:
+    with opened(accuracy.MODELS / name) as subject:
         assert subject.bundle is not None
         try:
-            data = subject.data(Path(folder))
+            data = subject.data(Path(folder), its_own=True)
         except DataError as error:
             pytest.skip(f"needs the data it was trained on: {error}")
         claimed = subject.bundle.manifest.metrics.test
         assert set(claimed) == set(subject.models)
-        for variant in subject.bundle.manifest.variants:
-            batches = fixed_batches(data.test, subject.config.training.pairs)
-            found = evaluate(subject.models[variant], batches, len(data.classes))
+        for variant, found in subject.evaluations(data):
             print(f"\n{name} ({variant}): {found.error:.2f} % of {found.count} test pictures")
             assert found.count == claimed[variant].error.count
             assert abs(found.errors - claimed[variant].error.errors) <= ROUNDING

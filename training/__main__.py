@@ -19,6 +19,7 @@ from pathlib import Path
 from service.bundle import BundleError
 from training.config import PRESETS, Training, preset
 from training.errors import StoppedError, TrainingError
+from training.routing import ROUTINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -51,7 +52,7 @@ def parser() -> argparse.ArgumentParser:
     each.add_argument("--preset", required=True, metavar="NAME", help=", ".join(PRESETS))
     each.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
     each.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    each.add_argument("--routing", metavar="NAME", help="another routing than the preset's: dynamic or agreement")
+    each.add_argument("--routing", metavar="NAME", help=f"another routing than the preset's: {' or '.join(ROUTINGS)}")
     each.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
     for entry in dataclasses.fields(Training):
         flag = f"--{entry.name.replace('_', '-')}"
@@ -101,7 +102,7 @@ def _train(options: argparse.Namespace) -> None:
     except TypeError as error:
         raise TrainingError(f"preset {options.preset} has no routing: --routing and --iterations do not apply") from error
     found = data.load(config.training.dataset, options.data)
-    with devices.place() as place:
+    with devices.place() as place, devices.enough_memory(config.training.batch_size):
         train.train(config, found, options.out, place, resume=options.resume)
 
 
@@ -110,21 +111,19 @@ def _evaluate(options: argparse.Namespace) -> None:
 
     with ExitStack() as stack:
         found = [stack.enter_context(subjects.opened(path)) for path in options.sources]
-        if options.record:
-            subjects.expect_seeds_of_one_bundle(found)
+        bundle = subjects.seeds_of_one_bundle(found) if options.record else None
         measured: list[dict[str, evaluate.Evaluation]] = []
         for path, subject in zip(options.sources, found, strict=True):
-            data = subject.data(options.data)
+            data = subject.data(options.data, its_own=options.record)
             measured.append({})
-            for name, model in subject.models.items():
-                batches = evaluate.fixed_batches(data.test, subject.config.training.pairs)
-                measured[-1][name] = evaluate.evaluate(model, batches, len(data.classes))
-                print(f"{path} ({name}) on {len(data.test)} test pictures of {data.name}")
-                print(measured[-1][name].report(data.classes), end="\n\n")
-        if options.record and found[0].bundle is not None:
+            for name, evaluation in subject.evaluations(data):
+                measured[-1][name] = evaluation
+                print(f"{path} ({name}) on the {len(data.test)} test pictures in {data.folder}")
+                print(evaluation.report(data.classes), end="\n\n")
+        if bundle is not None:
             others = zip(found[1:], measured[1:], strict=True)
             seeds = {subject.config.training.seed: evaluations["fp32"] for subject, evaluations in others}
-            export.record_test(found[0].bundle, measured[0], seeds)
+            export.record_test(bundle, measured[0], seeds)
 
 
 def _export(options: argparse.Namespace) -> None:

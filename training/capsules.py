@@ -8,14 +8,13 @@ import torch
 from torch import Tensor, nn
 
 from training.config import Primary
-from training.errors import UnknownNameError
+from training.errors import chosen
 from training.routing import ROUTINGS
 from training.spectral import SpectralConv2d
 
-SQUASH_CONSTANTS: dict[str, float | None] = {
+SQUASH_CONSTANTS = {
     "paper": 1.0,  # Sabour et al. 2017, Eq. 1
     "half": 0.5,  # Su 2018: short vectors are shrunk less
-    "learned": None,  # starts at the paper's, then trained
 }
 
 
@@ -24,16 +23,11 @@ class Squash(nn.Module):
 
     def __init__(self, name: str) -> None:
         super().__init__()
-        if name not in SQUASH_CONSTANTS:
-            raise UnknownNameError("squash", name, SQUASH_CONSTANTS)
-        constant = SQUASH_CONSTANTS[name]
-        self.learned = nn.Parameter(torch.ones(())) if constant is None else None
-        self.fixed = constant or 0.0
+        self.constant = chosen("squash", name, SQUASH_CONSTANTS)
 
     def forward(self, vectors: Tensor) -> Tensor:  # (..., size)
-        constant = self.fixed if self.learned is None else self.learned.abs()
         squared = vectors.square().sum(dim=-1, keepdim=True)
-        return vectors * ((squared + EPSILON).sqrt() / (constant + squared))
+        return vectors * ((squared + EPSILON).sqrt() / (self.constant + squared))
 
 
 EPSILON = 1e-8  # keeps the root's gradient finite for a capsule of zero length
@@ -52,7 +46,7 @@ class PrimaryCapsules(nn.Module):
 
     def __init__(self, channels: int, config: Primary, squash: str) -> None:
         super().__init__()
-        self.kinds, self.size = config.kinds, config.size
+        self.size = config.size
         self.convolution: nn.Module = nn.Identity()
         if config.kernel:
             groups = channels if config.depthwise else 1
@@ -60,8 +54,9 @@ class PrimaryCapsules(nn.Module):
         self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)
-        capsules = self.convolution(features).flatten(2).transpose(1, 2)  # (batch, places, kinds * size)
-        squashed: Tensor = self.squash(capsules.reshape(-1, capsules.shape[1] * self.kinds, self.size).float())
+        places = self.convolution(features).flatten(2).transpose(1, 2)  # (batch, places, kinds * size)
+        capsules = places.shape[1] * places.shape[2] // self.size  # a number, so that export leaves the batch alone free
+        squashed: Tensor = self.squash(places.reshape(-1, capsules, self.size).float())
         return squashed
 
 
@@ -72,9 +67,7 @@ class ClassCapsules(nn.Module):
         self, inputs: int, size: int, classes: int, pose_size: int, routing: str, iterations: int, squash: str, shared: bool
     ) -> None:
         super().__init__()
-        if routing not in ROUTINGS:
-            raise UnknownNameError("routing", routing, ROUTINGS)
-        self.routing, self.iterations = ROUTINGS[routing], iterations
+        self.routing, self.iterations = chosen("routing", routing, ROUTINGS), iterations
         self.classes, self.pose_size, self.shared = classes, pose_size, shared
         shape = (size, classes * pose_size) if shared else (inputs, size, classes * pose_size)
         # Glorot's rule per transformation size -> pose; the sum over inputs is tamed by couplings of 1 / out.

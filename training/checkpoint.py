@@ -26,7 +26,8 @@ class Checkpoint:
     config: Config
     classes: tuple[str, ...]
     data: str  # digest of the training pictures and labels
-    hardware: str
+    hardware: str = ""  # all that it has run on
+    processes: int = 1  # that share each batch; every one draws its own augmentation
     precision: str = ""  # what `auto` came to where the run began
     step: int = 0
     seconds: float = 0.0
@@ -89,7 +90,7 @@ def load(run: Path) -> Checkpoint:
         ) from error
 
 
-def resumable(run: Path, config: Config, data: str) -> Checkpoint:
+def resumable(run: Path, config: Config, data: str, processes: int) -> Checkpoint:
     """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, which come after all."""
     checkpoint = load(run)
     cycles = max(checkpoint.config.training.cycles, config.training.cycles)
@@ -104,5 +105,10 @@ def resumable(run: Path, config: Config, data: str) -> Checkpoint:
         raise CheckpointError(
             f"{run / FILE} was trained on other pictures (sha256 {checkpoint.data[:12]}) than these ({data[:12]}); "
             "resume with the --data it was started with"
+        )
+    if checkpoint.processes != processes:
+        raise CheckpointError(
+            f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "
+            "others would come to other numbers: resume with as many"
         )
     return replace(checkpoint, config=longer)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
-from training.errors import SettingError, TrainingError, UnknownNameError
+from training.errors import SettingError, TrainingError, chosen
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,9 @@ class Training:
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
-    augment: str = _flag("affine", "none, shift (2 pixels, the paper's), affine or strong (half again as much)")
+    augment: str = _flag(
+        "affine", "none, shift (2 pixels, the paper's; of overlapping pairs 4, always), affine or strong (half again as much)"
+    )
     pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
     loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths), or cross_entropy for a softmax")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
@@ -139,6 +141,8 @@ class Config:
                 f"loss cross_entropy is for outputs that sum to 1, and those of {self.preset} do not: nothing would shorten the "
                 "capsules of absent classes. Take margin or contrast"
             )
+        if self.training.transform_rate != 1 and isinstance(self.network, PlainNet):
+            raise SettingError(f"transform-rate is of the matrices that make votes, and {self.preset} has none: leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -275,6 +279,4 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    if name not in PRESETS:
-        raise UnknownNameError("preset", name, PRESETS)
-    return PRESETS[name]
+    return chosen("preset", name, PRESETS)

@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 from tqdm import tqdm
 
-from service.normalise import BOX
-from training.errors import DataError, UnknownNameError
+from service.bundle import BOX
+from training.errors import DataError, chosen
 
 FRAME = (28, 28)  # pixels of MNIST's pictures
 SAMPLE, MOST = 1_000, 0.9  # pictures looked at; the share that makes a rule. Of MNIST's 999 in 1,000 fill their box
@@ -106,6 +106,7 @@ class Digits:
 @dataclass(frozen=True)
 class DataSet:
     name: str
+    folder: Path  # where it was found
     classes: tuple[str, ...]
     train: Digits = field(repr=False)
     test: Digits = field(repr=False)
@@ -150,10 +151,8 @@ class DataSet:
 
 
 def load(dataset: str, folder: Path | None = None) -> DataSet:
-    if dataset not in SOURCES:
-        raise UnknownNameError("data set", dataset, SOURCES)
+    source = chosen("data set", dataset, SOURCES)
     found = find(dataset, folder)
-    source = SOURCES[dataset]
     train = _digits(found, FILES[0], FILES[1], source)
     test = _digits(found, FILES[2], FILES[3], source)
     if train.images.shape[2:] != test.images.shape[2:]:
@@ -164,22 +163,25 @@ def load(dataset: str, folder: Path | None = None) -> DataSet:
     for name, digits in ((FILES[1], train), (FILES[3], test)):
         outside = digits.labels[~torch.isin(digits.labels, present)]
         if len(outside):
-            raise DataError(f"{found / name}: label {int(outside[0])} is outside the {len(present)} classes")
+            raise DataError(
+                f"{found / name}: label {int(outside[0])} is outside the {len(present)} classes"
+                + ("" if source.classes else ": no training picture has it")
+            )
     classes = source.classes or tuple(str(label) for label in present.tolist())
     train, test = (Digits(each.images, torch.searchsorted(present, each.labels)) for each in (train, test))
-    return DataSet(dataset, classes, train, test)
+    return DataSet(dataset, found, classes, train, test)
 
 
 def find(dataset: str, folder: Path | None) -> Path:
     """The folder that holds the four files: the one asked for, $CAPSERVE_DATA, or a cache that is filled here."""
     if folder is not None:
-        return _holding(folder, dataset) or _absent(folder)
+        return _held(folder, dataset)
     if shared := os.environ.get("CAPSERVE_DATA"):
+        if dataset == "folder":
+            return _held(Path(shared), dataset)
         held = _holding(Path(shared), dataset)
         if held and (held.name == dataset or not _of_another(held, dataset)):
             return held
-        if dataset == "folder":
-            _absent(Path(shared))
     if dataset == "folder":
         raise DataError("data set 'folder' needs to be told where: pass --data DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capserve" / dataset
@@ -223,7 +225,11 @@ def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, orig
             owner = next((each for each, other in SOURCES.items() if found in other.unpacked + other.packed), None)
             raise DataError(
                 f"{origin}: expected md5 {expected}, found {found}; the file is "
-                + (f"{owner}'s: pass --data DIR with the right ones" if owner else "damaged or of another data set")
+                + (
+                    f"{owner}'s: pass --data DIR with the right ones"
+                    if owner
+                    else "damaged or of another data set; files of your own are --dataset folder"
+                )
             )
 
 
@@ -290,10 +296,18 @@ def _holding(folder: Path, dataset: str) -> Path | None:
     return None
 
 
+def _held(folder: Path, dataset: str) -> Path:
+    found = _holding(folder, dataset)
+    if found is None:
+        missing = [name for name in FILES if not _file(folder, name)]
+        raise DataError(f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there")
+    return found
+
+
 def _of_another(folder: Path, dataset: str) -> bool:
     """Whether the files are a known set's, and not this one's: all sets call their files the same."""
-    if dataset == "folder" or not (path := _file(folder, FILES[3])):
-        return False
+    path = _file(folder, FILES[3])
+    assert path is not None, "the folder holds all four"
     content = path.read_bytes()
     contents = [content, _unpack(content, path)] if path.suffix == ".gz" else [content]
     sums = {hashlib.md5(each, usedforsecurity=False).hexdigest() for each in contents}
@@ -306,11 +320,6 @@ def _file(folder: Path, name: str) -> Path | None:
         if path.exists():
             return path
     return None
-
-
-def _absent(folder: Path) -> Path:
-    missing = [name for name in FILES if not _file(folder, name)]
-    raise DataError(f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there")
 
 
 def _extent(marked: Tensor) -> Tensor:

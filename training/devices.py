@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from training.errors import UnknownNameError
+from training.errors import SettingError, UnknownNameError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
 
@@ -59,6 +59,11 @@ def place() -> Iterator[Place]:
     world, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
+        if local >= torch.cuda.device_count():
+            raise SettingError(
+                f"expected a GPU for each process, found {torch.cuda.device_count()} for at least {local + 1}; "
+                "lower --nproc-per-node"
+            )
         torch.cuda.set_device(device)
     else:
         keep_memory()
@@ -70,6 +75,18 @@ def place() -> Iterator[Place]:
         yield Place(device, dist.get_rank(), world)
     finally:
         dist.destroy_process_group()
+
+
+@contextmanager
+def enough_memory(batch_size: int) -> Iterator[None]:
+    """Turns torch's ways to say that memory did not suffice into what to do about it."""
+    try:
+        yield
+    except RuntimeError as error:  # of a GPU it is torch.OutOfMemoryError, of a CPU no more than this text tells
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            first = str(error).partition("\n")[0]
+            raise SettingError(f"a batch of {batch_size} does not fit into memory: lower --batch-size ({first})") from error
+        raise
 
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}

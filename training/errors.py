@@ -1,5 +1,10 @@
 """What can go wrong in training, as errors whose text says what to do. The command line prints them without a traceback."""
 
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+T = TypeVar("T")
+
 
 class TrainingError(Exception):
     """The base of all of them: exit status 2 unless a subclass says otherwise."""
@@ -10,9 +15,15 @@ class TrainingError(Exception):
 class UnknownNameError(TrainingError):
     """A preset, routing, schedule, ... that does not exist; the text lists those that do."""
 
-    def __init__(self, what: str, name: str, valid: object) -> None:
-        names = ", ".join(sorted(str(choice) for choice in valid))  # type: ignore[attr-defined]
-        super().__init__(f"unknown {what} {name!r}; choose one of: {names}")
+    def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
+        super().__init__(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(valid))}")
+
+
+def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
+    """What a table calls by this name."""
+    if name not in choices:
+        raise UnknownNameError(what, name, choices)
+    return choices[name]
 
 
 class SettingError(TrainingError):

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from service import bundle
-from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, ErrorRate, Measured, OtherSeed, Variant
+from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, BundleError, ErrorRate, Measured, OtherSeed, Variant
 from training import graphs
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
-from training.config import CapsuleNet
+from training.config import CapsuleNet, Config
 from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, seen
 from training.errors import DataError, ExportError
@@ -48,6 +48,7 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             f"this run learned other pictures (sha256 {checkpoint.data[:12]}) than these ({data.digest[:12]}), and a bundle is "
             "measured on those held out from its own; pass the --data it was trained with"
         )
+    kept = _other_seeds(folder, checkpoint, say)
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
@@ -55,14 +56,35 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
         draft = Path(work) / folder.name
         draft.mkdir()
-        _build(checkpoint, data, draft, quantised, say)
+        _build(checkpoint, data, draft, quantised, kept, say)
         if folder.exists():
             folder.rename(Path(work) / "before")  # goes with the temporary folder, once the new one stands
         draft.rename(folder)
     return bundle.read(folder)
 
 
-def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> None:
+def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None]) -> tuple[OtherSeed, ...]:
+    """What the bundle to be replaced knows of seeds beside this run's: their weights are gone, they cannot be had again."""
+    try:
+        before = bundle.read(folder).manifest if folder.exists() else None
+    except BundleError as error:
+        say(f"replacing a damaged bundle: {error}")
+        return ()
+    if before is None or not before.metrics.test:
+        return ()
+    say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
+    same = before.training.data == checkpoint.data and not Config.from_dict(before.config).differences(checkpoint.config)
+    return before.metrics.other_seeds if same else ()
+
+
+def _build(
+    checkpoint: Checkpoint,
+    data: DataSet,
+    folder: Path,
+    quantised: bool,
+    other_seeds: tuple[OtherSeed, ...],
+    say: Callable[[str], None],
+) -> None:
     config, (learn, validation) = checkpoint.config, data.split(checkpoint.config.training.validation)
     trained = checkpoint.restored()
     if not all(bool(weights.isfinite().all()) for weights in trained.state_dict().values()):
@@ -78,6 +100,8 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     batches = partial(fixed_batches, validation, config.training.pairs)
     usually = usual(models["fp32"], batches(), data.classes)
     measured = {variant: measurement(evaluate(model, batches(), len(data.classes))) for variant, model in models.items()}
+    found = [f"{variant} {each.error.percent:.2f} %" for variant, each in measured.items()]
+    say(f"validation error: {', '.join(found)}")
     turns = dimensions(models["fp32"], seen(models["fp32"], samples()))
     _write_example(models, torch.tensor(usually.prototypes), folder)
     net = config.network
@@ -94,7 +118,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             "dataset": data.name,
             "config": config.to_dict(),
             "training": _record(checkpoint, trained),
-            "metrics": {"parity": worst, "validation": measured},
+            "metrics": {"parity": worst, "validation": measured, "other_seeds": other_seeds},
             "thresholds": usually.thresholds,
             "prototypes": usually.prototypes,
             "dimensions": turns,
@@ -173,6 +197,7 @@ def _record(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
         "seed": settings.seed,
         "hardware": ", ".join(filter(None, (checkpoint.hardware, checkpoint.precision))),
         "seconds": round(checkpoint.seconds, 1),
+        "data": checkpoint.data,
         "parameters": parameters(network),
         "encoder_parameters": parameters(network.encoder),
         "history": [{key: float(f"{value:.5g}") for key, value in row.items()} for row in checkpoint.history],

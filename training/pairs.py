@@ -17,7 +17,7 @@ from torch import Generator, Tensor
 
 from training.augment import Augmentation, moved, none, shift
 from training.data import Digits
-from training.errors import DataError, UnknownNameError
+from training.errors import DataError, chosen
 
 OVERLAP_SHIFT = 4  # pixels each way in the paper's MultiMNIST: 28x28 digits on 36x36
 
@@ -93,9 +93,7 @@ ARRANGEMENTS: dict[str, Arrangement] = {
 
 
 def arrangement(name: str) -> Arrangement:
-    if name not in ARRANGEMENTS:
-        raise UnknownNameError("kind of pairs", name, ARRANGEMENTS)
-    return ARRANGEMENTS[name]
+    return chosen("kind of pairs", name, ARRANGEMENTS)
 
 
 def scaled(images: Tensor) -> Tensor:

@@ -8,12 +8,16 @@ Gradients flow through the last iteration only, as in the authors' own descripti
 to "who agrees?", not something to learn through.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from torch import Tensor
+if TYPE_CHECKING:  # the command line's help names what is here, and need not wait for torch
+    from torch import Tensor
 
-Squash = Callable[[Tensor], Tensor]
-Routing = Callable[[Tensor, int, Squash], Tensor]
+    Squash = Callable[[Tensor], Tensor]
+    Routing = Callable[[Tensor, int, Squash], Tensor]
 
 
 def dynamic(votes: Tensor, iterations: int, squash: Squash) -> Tensor:

@@ -54,7 +54,6 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses, prediction."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
-    ranked = torch.cat([ranked, torch.zeros(len(ranked), 1)], dim=1)  # two objects of two classes leave no runner-up
     drawing = draw(model, encoding.capsules, batch.labels)
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
     poses = torch.take_along_dim(encoding.capsules, batch.labels.unsqueeze(-1), dim=1)

@@ -14,7 +14,7 @@ from training import checkpoint, graphs
 from training.config import Config
 from training.data import DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
-from training.evaluate import Model, TorchModel
+from training.evaluate import Evaluation, Model, TorchModel, evaluate, fixed_batches
 from training.export import write_graphs
 from training.runtime import OnnxModel
 from training.train import fitted
@@ -27,9 +27,22 @@ class Subject:
     history: Sequence[dict[str, float]]
     models: dict[str, Model]  # by what runs them: torch, fp32, int8
     bundle: Bundle | None
+    pictures: str | None  # sha256 of those it learned, where that is known
 
-    def data(self, folder: Path | None) -> DataSet:
-        return fitting(self.config, self.classes, folder)
+    def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
+        """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
+        found = fitting(self.config, self.classes, folder)
+        if its_own and self.pictures not in (None, found.digest):
+            raise DataError(
+                f"{found.folder}: expected the data set whose training pictures it learned (sha256 {str(self.pictures)[:12]}), "
+                f"found others ({found.digest[:12]}): pass the --data it was trained with"
+            )
+        return found
+
+    def evaluations(self, data: DataSet) -> Iterator[tuple[str, Evaluation]]:
+        """What each model makes of the test pictures."""
+        for name, model in self.models.items():
+            yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
 def fitting(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
@@ -55,8 +68,8 @@ def opened(path: Path) -> Iterator[Subject]:
         raise CheckpointError(f"{path}: neither a run ({checkpoint.FILE}) nor a bundle ({MANIFEST}) is there")
 
 
-def expect_seeds_of_one_bundle(subjects: Sequence[Subject]) -> None:
-    """What may be recorded together: a bundle, then finished runs of its config from other seeds."""
+def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
+    """What may be recorded together: a bundle, then runs of its config and pictures from other seeds, all finished."""
     first, *runs = subjects
     if first.bundle is None:
         raise TrainingError("--record writes into the manifest of a bundle: expected a bundle as the first, found a run")
@@ -65,12 +78,17 @@ def expect_seeds_of_one_bundle(subjects: Sequence[Subject]) -> None:
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
+        if first.pictures != run.pictures:
+            parted.append("other training pictures")
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
-        if len(run.history) < run.config.training.all_epochs:
+    for subject in subjects if runs else ():
+        done, asked = len(subject.history), subject.config.training.all_epochs
+        if done < asked:
             raise TrainingError(
-                f"expected a run of {run.config.training.all_epochs} epochs, found {len(run.history)}: finish it first"
+                f"expected seed {subject.config.training.seed} after {asked} epochs, found {done}: finish it first"
             )
+    return first.bundle
 
 
 def _bundle(path: Path) -> Subject:
@@ -80,7 +98,9 @@ def _bundle(path: Path) -> Subject:
     for variant in manifest.variants:
         models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
         model.check(manifest)
-    return Subject(Config.from_dict(manifest.config), manifest.classes, manifest.training.history, models, read)
+    return Subject(
+        Config.from_dict(manifest.config), manifest.classes, manifest.training.history, models, read, manifest.training.data
+    )
 
 
 def _run(path: Path, aside: Path) -> Subject:
@@ -88,4 +108,4 @@ def _run(path: Path, aside: Path) -> Subject:
     network = state.restored()
     models: dict[str, Model] = {"torch": TorchModel(network)}
     models.update(write_graphs(graphs.storable(network), state, aside, calibration=None).items())
-    return Subject(state.config, state.classes, state.history, models, None)
+    return Subject(state.config, state.classes, state.history, models, None, state.data)

@@ -30,7 +30,7 @@ from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import DataSet
 from training.devices import DTYPES, Place, compiles, hardware, precision
-from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
+from training.errors import CheckpointError, DataError, DivergedError, StoppedError, chosen
 from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
 from training.losses import LOSSES, reconstruction
 from training.networks import Network, transforms
@@ -38,13 +38,19 @@ from training.pairs import Batch, Partners, arrangement
 from training.schedules import SCHEDULES
 
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
+THEN = ", then "  # between the machines that a run was on
 REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
 
 
 def fitted(config: Config, data: DataSet) -> Config:
     """The config with the picture size and classes of the data it is to learn."""
     channels, height, width = data.train.images.shape[1:]
-    shape = (channels, *arrangement(config.training.pairs).canvas(height, width))
+    pairs = arrangement(config.training.pairs)
+    if len(data.classes) <= pairs.objects:
+        raise DataError(
+            f"pictures of {pairs.objects} objects want more classes than that to choose from, found {len(data.classes)}"
+        )
+    shape = (channels, *pairs.canvas(height, width))
     return replace(config, network=replace(config.network, image_shape=shape, classes=len(data.classes)))
 
 
@@ -53,16 +59,18 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     out.mkdir(parents=True, exist_ok=True)
     config = fitted(config, data)
     if resume:
-        start = checkpoints.resumable(out, config, data.digest)
+        start = checkpoints.resumable(out, config, data.digest, place.world)
     elif (out / checkpoints.FILE).exists():
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
-        start = Checkpoint(config, data.classes, data.digest, hardware(place.device, place.world))
+        start = Checkpoint(config, data.classes, data.digest, processes=place.world)
     place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     run = Run(start, data, out, place)
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
+    elif (here := hardware(place.device, place.world)) not in start.hardware.split(THEN):
+        start.hardware = THEN.join(filter(None, (start.hardware, here)))
     with _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
@@ -82,9 +90,9 @@ class Run:
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
         start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
         self.dtype = DTYPES[start.precision]
-        self.augment = _named("augmentation", settings.augment, AUGMENTATIONS)
-        self.loss = _named("loss", settings.loss, LOSSES)
-        self.schedule = _named("schedule", settings.schedule, SCHEDULES)
+        self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
+        self.loss = chosen("loss", settings.loss, LOSSES)
+        self.schedule = chosen("schedule", settings.schedule, SCHEDULES)
         self.arrange = arrangement(settings.pairs).arrange
         self.asked = False  # of this process, to stop
         self.stopping = False  # all processes agreed to
@@ -272,12 +280,6 @@ def _write_history(history: list[dict[str, float]], out: Path) -> None:
     writer.writeheader()
     writer.writerows(history)
     checkpoints.write_atomically(out / "history.csv", text.getvalue().encode())
-
-
-def _named(what: str, name: str, choices: dict[str, Any]) -> Any:
-    if name not in choices:
-        raise UnknownNameError(what, name, choices)
-    return choices[name]
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -11,9 +12,16 @@ import pytest
 from PIL import Image
 
 from tests.training import drawn
+from training import checkpoint
 from training.__main__ import main
+from training.augment import AUGMENTATIONS
 from training.config import PRESETS
+from training.data import SOURCES
+from training.devices import DTYPES
+from training.losses import LOSSES
+from training.pairs import ARRANGEMENTS
 from training.routing import ROUTINGS
+from training.schedules import SCHEDULES
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
@@ -46,6 +54,9 @@ def test_the_help_names_every_preset_and_routing() -> None:
     shown = " ".join(captrain("train", "--help").stdout.split())
     assert ", ".join(PRESETS) in shown
     assert " or ".join(ROUTINGS) in shown
+    for table in (AUGMENTATIONS, ARRANGEMENTS, LOSSES, SCHEDULES, DTYPES, SOURCES):
+        for name in table:
+            assert name in shown
 
 
 def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:
@@ -95,8 +106,8 @@ def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> 
     assert done.returncode == 0, done.stderr
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert len(errors) == 2
-    assert "(torch) on 60 test pictures" in done.stdout
-    assert "(fp32) on 60 test pictures" in done.stdout
+    assert f"(torch) on the 60 test pictures in {folder}" in done.stdout
+    assert f"(fp32) on the 60 test pictures in {folder}" in done.stdout
 
 
 def test_evaluate_records_test_figures_in_a_bundle_alone_on_request(made: Path, folder: Path) -> None:
@@ -123,18 +134,65 @@ def test_evaluate_records_runs_of_other_seeds_beside_the_bundle(made: Path, fold
     assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # known as before
 
 
+def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(made: Path, tmp_path: Path) -> None:
+    before = (made / "manifest.json").read_bytes()
+    others = drawn.write(tmp_path / "others", seed=5)
+    assert f"(fp32) on the 60 test pictures in {others}" in called("evaluate", made, "--data", others).stdout
+    done = called("evaluate", made, "--data", others, "--record")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected the data set whose training pictures it learned (sha256" in done.stderr
+    assert (made / "manifest.json").read_bytes() == before
+
+
+def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folder: Path, made: Path, tmp_path: Path) -> None:
+    copy = tmp_path / made.name
+    shutil.copytree(made, copy)
+    rate = {"errors": 3, "count": 60, "percent": 5.0, "low": 1.7, "high": 13.7}
+    manifest = json.loads((copy / "manifest.json").read_text())
+    manifest["metrics"]["other_seeds"] = seeds = [{"seed": 7, "test": rate}]
+    manifest["metrics"]["test"] = manifest["metrics"]["validation"]
+    (copy / "manifest.json").write_text(json.dumps(manifest))
+    done = called("export", run, "--bundle", copy, "--data", folder)
+    assert done.returncode == 0, done.stderr
+    assert f"`captrain evaluate {copy} --record` counts them again" in done.stdout
+    metrics = json.loads((copy / "manifest.json").read_text())["metrics"]
+    assert (metrics["test"], metrics["other_seeds"]) == ({}, seeds)
+    (copy / "decoder.onnx").write_bytes(b"damaged")
+    done = called("export", run, "--bundle", copy, "--data", folder)
+    assert done.returncode == 0, done.stderr
+    assert "replacing a damaged bundle" in done.stdout
+
+
+def test_evaluate_records_no_seeds_beside_a_bundle_of_an_unfinished_run(folder: Path, tmp_path: Path) -> None:
+    flags = ["--preset", "tiny", *FLAGS, "--data", folder]
+    for seed, name in ((0, "run"), (7, "other")):
+        assert called("train", *flags, "--out", tmp_path / name, "--seed", str(seed)).returncode == 0
+    half = checkpoint.load(tmp_path / "run")
+    half.history.pop()
+    checkpoint.save(half, tmp_path / "run")
+    assert called("export", tmp_path / "run", "--bundle", tmp_path / "half", "--data", folder).returncode == 0
+    done = called("evaluate", tmp_path / "half", tmp_path / "other", "--data", folder, "--record")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected seed 0 after 2 epochs, found 1: finish it first" in done.stderr
+    done = called("evaluate", tmp_path / "other", "--data", folder, "--record")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "expected a bundle as the first, found a run" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
         ([], "expected runs of different seeds, found the seeds 0, 0"),
         (["--seed", "7", "--augment", "strong"], "in their seed alone, found training.augment: affine against strong"),
+        (["--seed", "8"], "in their seed alone, found other training pictures"),
     ],
 )
 def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
     made: Path, folder: Path, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     before = (made / "manifest.json").read_bytes()
-    assert called("train", "--preset", "tiny", *FLAGS, "--data", folder, "--out", tmp_path / "other", *flags).returncode == 0
+    data = drawn.write(tmp_path / "others", seed=5) if flags == ["--seed", "8"] else folder
+    assert called("train", "--preset", "tiny", *FLAGS, "--data", data, "--out", tmp_path / "other", *flags).returncode == 0
     done = called("evaluate", made, tmp_path / "other", "--data", folder, "--record")
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr

@@ -31,6 +31,12 @@ def test_cross_entropy_is_for_a_softmax(name: str) -> None:
         dataclasses.replace(PRESETS[name], training=training)
 
 
+def test_networks_without_votes_have_no_rate_for_them() -> None:
+    training = dataclasses.replace(PRESETS["baseline"].training, transform_rate=4)
+    with pytest.raises(SettingError, match="transform-rate is of the matrices that make votes, and baseline has none"):
+        dataclasses.replace(PRESETS["baseline"], training=training)
+
+
 def test_differences_name_both_values() -> None:
     other = dataclasses.replace(PRESETS["paper"], training=dataclasses.replace(PRESETS["paper"].training, epochs=3))
     assert PRESETS["paper"].differences(other) == ["training.epochs: 12 against 3"]

@@ -5,6 +5,10 @@ import subprocess
 import sys
 
 import pytest
+import torch
+
+from training import devices
+from training.errors import SettingError
 
 FAULTS = """
 import resource, torch
@@ -28,3 +32,23 @@ def test_freed_tensors_are_used_again_without_new_pages() -> None:
         return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
     assert faults("keep_memory()") <= faults("") / 4
+
+
+def test_memory_that_does_not_suffice_is_told_with_what_to_do() -> None:
+    with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size") as told:
+        with devices.enough_memory(128):
+            torch.empty(1 << 60, dtype=torch.uint8)
+    assert "\n" not in str(told.value)
+    with pytest.raises(RuntimeError, match="something else"), devices.enough_memory(128):
+        raise RuntimeError("something else")
+
+
+def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No GPU is needed to be too few of them."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with pytest.raises(SettingError, match="expected a GPU for each process, found 1 for at least 2; lower --nproc-per-node"):
+        with devices.place():
+            pass

@@ -58,10 +58,3 @@ def test_histograms_are_shares_of_all_pictures() -> None:
     assert shares[0.9] == 0.5
     assert shares[0.45] == 0.5
     assert sum(found.references.reconstruction_error.shares) == pytest.approx(1.0)
-
-
-def test_two_objects_of_two_classes_have_no_runner_up() -> None:
-    images = torch.zeros(1, 1, 2, 2)
-    both = Batch(images, torch.tensor([[0, 1]]), images.unsqueeze(1).expand(-1, 2, -1, -1, -1))
-    found = usual(Told(torch.tensor([[0.9, 0.8]]), torch.zeros(1, 2, 3), grey=0.1), [both], CLASSES)
-    assert found.thresholds.margins["50"] == pytest.approx(0.8)

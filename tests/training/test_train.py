@@ -18,7 +18,7 @@ from training import checkpoint
 from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
-from training.errors import CheckpointError, DivergedError, StoppedError, UnknownNameError
+from training.errors import CheckpointError, DataError, DivergedError, StoppedError, UnknownNameError
 from training.evaluate import Evaluation
 from training.losses import margin
 from training.networks import Network
@@ -117,9 +117,12 @@ def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Pat
     assert checkpoint.load(tmp_path / "elsewhere").precision == "bf16"
 
 
-def test_dropout_resumes_to_the_same_numbers_too(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem, dropout=0.5)
-    settings = replace(config("pooled"), network=small)
+@pytest.mark.parametrize(("preset", "rate"), [("pooled", 1), ("tiny", 4)])
+def test_dropout_and_rates_resume_to_the_same_numbers_too(
+    preset: str, rate: float, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small = replace(PRESETS[preset].network, stem=PRESETS["tiny"].network.stem, dropout=0.5)
+    settings = replace(config(preset, transform_rate=rate), network=small)
     train(settings, data, tmp_path / "whole", CPU)
     answers = [False, True]
     with monkeypatch.context() as patch:
@@ -276,9 +279,31 @@ def test_resuming_with_another_config_names_both(finished: Path, data: DataSet) 
 
 
 def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: DataSet) -> None:
-    others = DataSet(data.name, data.classes, data.train[torch.arange(400).flip(0)], data.test)
+    others = replace(data, train=data.train[torch.arange(400).flip(0)])
     with pytest.raises(CheckpointError, match="was trained on other pictures"):
         train(config(), others, finished, CPU, resume=True)
+
+
+def test_as_many_processes_go_on_as_began(finished: Path, data: DataSet) -> None:
+    with pytest.raises(CheckpointError, match="was trained by 1 processes, found 2; others would come to other numbers"):
+        train(config(), data, finished, replace(CPU, world=2), resume=True)
+
+
+def test_a_run_that_moves_names_all_that_it_ran_on(
+    finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    began = checkpoint.load(finished).hardware
+    for cycles, machine in ((2, "a GPU"), (3, "a GPU"), (3, "one that has nothing to do")):
+        monkeypatch.setattr("training.train.hardware", lambda *_, name=machine: name)
+        train(config(cycles=cycles), data, tmp_path / "run", CPU, resume=True)
+    assert checkpoint.load(tmp_path / "run").hardware == f"{began}, then a GPU"
+
+
+@pytest.mark.parametrize("objects", ["overlapping", "side_by_side"])
+def test_two_of_two_classes_are_no_question(objects: str, data: DataSet, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="pictures of 2 objects want more classes than that to choose from, found 2"):
+        train(config(pairs=objects), replace(data, classes=("a", "b")), tmp_path, CPU)
 
 
 @pytest.fixture
