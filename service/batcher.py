@@ -9,6 +9,7 @@ writer, the loop or whichever runner is picking its batch, and one lock sees to 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -16,16 +17,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from queue import Empty, SimpleQueue
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from service.errors import Broken, Busy, TooLarge, TooLate
+from service.errors import Broken, Busy, TooLarge, TooLate, TurnedAway
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
-Drop = Literal["full", "draining", "late", "gone"]
 
 
 class Answer(NamedTuple):
@@ -38,35 +38,34 @@ class Answer(NamedTuple):
 
 
 class Observer(Protocol):
-    """Who wants to know; called on the event loop, once a batch where it can be."""
+    """Who wants to know; called on the event loop, once a batch."""
 
     def batch_ran(self, images: int, run_seconds: float) -> None: ...
-    def dropped(self, reason: Drop, images: int) -> None: ...
     def failed(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
-class _Whole:
-    """What was submitted at once, of which one larger than a batch is several requests."""
-
-    images: int
-    told: bool = False  # of its end, which is told once
-
-
-@dataclass(slots=True, eq=False)
 class _Request:
-    whole: _Whole
+    """What was submitted at once, or as much of it as a batch may hold."""
+
     inputs: Arrays  # each (images, ...)
     images: int
-    deadline: float | None
+    deadline: float
     arrived: float
     answer: asyncio.Future[Answer]
+
+    def over(self, now: float) -> bool:
+        """Nobody waits any more, or nobody should."""
+        return self.answer.done() or self.deadline <= now
+
+    def refuse(self, error: TurnedAway) -> None:
+        if not self.answer.done():
+            self.answer.set_exception(error)
 
 
 class _Batch(NamedTuple):
     requests: list[_Request]
-    late: list[_Request]
-    gone: list[_Request]
+    over: list[_Request]  # they need not run
     images: int
 
 
@@ -103,18 +102,14 @@ class Batcher:
         for runner in self._runners:
             runner.start()
 
-    async def submit(self, *inputs: Array, deadline: float | None = None) -> Answer:
+    async def submit(self, *inputs: Array, deadline: float = math.inf) -> Answer:
         """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
         images = len(inputs[0])
         self.admit(images)
-        whole = _Whole(images)
         if images <= self._max_batch:
-            return await self._enqueue(whole, inputs, images, deadline)
-        parts = [
-            self._enqueue(whole, tuple(each[first : first + self._max_batch] for each in inputs), size, deadline)
-            for first in range(0, images, self._max_batch)
-            for size in (min(self._max_batch, images - first),)
-        ]
+            return await self._enqueue(inputs, deadline)
+        cuts = range(0, images, self._max_batch)
+        parts = [self._enqueue(tuple(each[cut : cut + self._max_batch] for each in inputs), deadline) for cut in cuts]
         try:
             return _joined(await asyncio.gather(*parts))
         finally:
@@ -124,13 +119,11 @@ class Batcher:
     def admit(self, images: int = 1) -> None:
         """Raises what submit would, so that a full house need not decode a picture first."""
         if self._draining:
-            self._observer.dropped("draining", images)
-            raise Busy("the server is shutting down; ask again, another will answer")
+            raise Busy("the server is shutting down; ask again, another will answer", "draining")
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
         if self.queued + images > self.max_queue:
-            self._observer.dropped("full", images)
-            raise Busy(f"{self.queued} images are waiting already; ask again after the seconds in Retry-After")
+            raise Busy(f"{self.queued} images are waiting already; ask again after the seconds in Retry-After", "full")
 
     async def drain(self, timeout: float) -> bool:
         """Takes nothing new, answers what was accepted, stops the runners; False when the time did not suffice."""
@@ -152,33 +145,34 @@ class Batcher:
         `hanging` seconds also those who wait for what it hangs in; True while there is such a one."""
         if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
             try:
-                self._deliver(self._in_vain(), (), None, 0.0, 0.0)
+                self._dismiss(self._in_vain())
             finally:
                 self._picking.release()
         since = time.monotonic() - hanging
         hung = [batch for began, batch in filter(None, self._at_work) if began < since]
-        for request in (request for batch in hung for request in batch.requests if not request.answer.done()):
-            request.whole.told = True
-            request.answer.set_exception(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica"))
+        for request in (request for batch in hung for request in batch.requests):
+            request.refuse(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica", "failed"))
         return bool(hung)
 
-    def _in_vain(self) -> _Batch:
+    def _in_vain(self) -> list[_Request]:
         """Those who wait for no answer any more, taken out."""
         if not self._collect(wait=False):
             self._arrivals.put(None)  # that was for a runner
-        now, batch, waiting = time.monotonic(), _Batch([], [], [], 0), self._waiting
-        self._waiting = deque(request for request in waiting if not _over(request, now, batch))
-        self._taken += sum(request.images for request in (*batch.late, *batch.gone))
-        return batch
+        now = time.monotonic()
+        over = [request for request in self._waiting if request.over(now)]
+        self._waiting = deque(request for request in self._waiting if not request.over(now))
+        self._taken += sum(request.images for request in over)
+        return over
 
-    def _enqueue(self, whole: _Whole, inputs: Arrays, images: int, deadline: float | None) -> asyncio.Future[Answer]:
+    def _enqueue(self, inputs: Arrays, deadline: float) -> asyncio.Future[Answer]:
         assert self._loop is not None, "start() comes first"
         answer: asyncio.Future[Answer] = self._loop.create_future()
+        images = len(inputs[0])
         self._accepted += images
         self._unanswered += 1
         if not self._turn:  # a runner is woken once a turn of the loop, not once a request
             self._loop.call_soon(self._end_turn)
-        self._turn.append(_Request(whole, inputs, images, deadline, time.monotonic(), answer))
+        self._turn.append(_Request(inputs, images, deadline, time.monotonic(), answer))
         return answer
 
     def _end_turn(self) -> None:
@@ -212,12 +206,14 @@ class Batcher:
             if not self._collect(wait=not self._waiting):
                 return None
             now, most = time.monotonic(), self._share()
-            batch, images = _Batch([], [], [], 0), 0
+            batch, images = _Batch([], [], 0), 0
             while self._waiting:
                 request = self._waiting[0]
-                if not _over(request, now, batch):
-                    if images and images + request.images > most:
-                        break
+                if request.over(now):
+                    batch.over.append(request)
+                elif images and images + request.images > most:
+                    break
+                else:
                     batch.requests.append(request)
                     images += request.images
                 self._waiting.popleft()
@@ -248,40 +244,24 @@ class Batcher:
         first = 0
         for request in batch.requests:
             last = first + request.images
-            if request.answer.done():
-                pass  # left while the model ran
-            elif error is not None:
-                request.whole.told = True
-                request.answer.set_exception(Broken("the model failed on this batch; ask again, or another replica"))
-            else:
+            if error is not None:
+                request.refuse(Broken("the model failed on this batch; ask again, or another replica", "failed"))
+            elif not request.answer.done():  # else it left while the model ran
                 rows = tuple(output[first:last] for output in outputs)
                 request.answer.set_result(Answer(rows, started - request.arrived, finished - started))
             first = last
-        for request in batch.late:
-            self._tell("late", request.whole)
-            if not request.answer.done():
-                request.answer.set_exception(TooLate("the deadline passed in the queue; allow more time or ask again later"))
-        for request in batch.gone:
-            self._tell("gone", request.whole)
-        self._unanswered -= len(batch.requests) + len(batch.late) + len(batch.gone)
+        self._end(len(batch.requests))
+        self._dismiss(batch.over)
+
+    def _dismiss(self, over: list[_Request]) -> None:
+        for request in over:
+            request.refuse(TooLate("the deadline passed in the queue; allow more time or ask again later", "late"))
+        self._end(len(over))
+
+    def _end(self, requests: int) -> None:
+        self._unanswered -= requests
         if not self._unanswered:
             self._answered_all.set()
-
-    def _tell(self, reason: Drop, whole: _Whole) -> None:
-        if not whole.told:
-            whole.told = True
-            self._observer.dropped(reason, whole.images)
-
-
-def _over(request: _Request, now: float, batch: _Batch) -> bool:
-    """Whether it need not run, and if so is noted with those who are too late or gone."""
-    if request.answer.done():
-        batch.gone.append(request)
-    elif request.deadline is not None and request.deadline <= now:
-        batch.late.append(request)
-    else:
-        return False
-    return True
 
 
 def _stacked(requests: list[_Request]) -> Arrays:

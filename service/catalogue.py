@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from service import bundle, cpus, engine, sessions
 from service.bundle import Bundle, BundleError
+from service.crew import apart
 from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
 from service.metrics import Metrics
@@ -44,10 +47,15 @@ def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
 
 
 def folders(settings: Settings) -> list[Path]:
-    found = [path for path in sorted(settings.models.glob("*")) if path.is_dir() and not path.name.startswith((".", "_"))]
-    if not found:
-        raise BundleError(f"{settings.models}: expected a folder of bundles, found none; name another with CAPSERVE_MODELS")
-    return found
+    try:
+        with os.scandir(settings.models) as entries:
+            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith((".", "_"))]
+        what = "none in it"
+    except OSError as error:
+        names, what = [], str(error.strerror)
+    if not names:
+        raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
+    return [settings.models / name for name in sorted(names)]
 
 
 def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
@@ -124,7 +132,7 @@ class Catalogue:
         async with self._reloading:
             before = self._served
             known = {name: served.net for name, served in before.items()}
-            nets = await asyncio.to_thread(load, self._settings, known)
+            nets = await apart(partial(load, self._settings, known))
             first = default(self._settings, nets)
             fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
             await self._prepare_all(fresh)
@@ -152,7 +160,8 @@ class Catalogue:
 
         async def leave() -> None:
             await asyncio.sleep(self._settings.deadline)
-            await served.drain(self._settings.drain)
+            while not await served.drain(self._settings.drain):
+                logger.warning("%s, which was replaced, still has not answered all", served.manifest.name)  # run() sweeps it
             del self._outgoing[served]
 
         self._metrics.forget(served.net)
@@ -172,15 +181,16 @@ class Catalogue:
         while True:
             measure()
             await asyncio.sleep(PROBE_EVERY)
-            for served in self:
+            for served in (*self, *self._outgoing):
                 served.sweep()
+            for served in self:
                 if served.failures_in_a_row:
                     await served.probe()
 
     async def _prepare(self, served: Served) -> None:
         served.start()
         try:
-            await asyncio.to_thread(served.net.warm_up, self._settings.max_batch)
+            await apart(partial(served.net.warm_up, self._settings.max_batch))
         except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
             served.failed(error)
 

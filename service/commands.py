@@ -33,16 +33,18 @@ def serve(settings: Settings) -> int:
     from service import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
-        logger.info("loading %s, for http://%s:%d", settings.models, *listener.getsockname()[:2])
+        logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
         server.serve(settings, listener, c_bool())
     return 0
 
 
-def work(settings: Settings, address: tuple[str, int], listened: c_bool) -> None:
+def work(settings: Settings, place: int, address: tuple[str, int], listened: c_bool) -> None:
     """One of several processes."""
     _begin(settings)
     try:
-        from service import server
+        from service import metrics, server
+
+        metrics.keep_at(place)
 
         with listening.join(address) as listener:
             server.serve(settings, listener, listened)
@@ -94,8 +96,7 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
 
 def _end_with_the_reader() -> None:
     """When `| head` has seen enough, as other programs do: by the signal, not with a traceback."""
-    if hasattr(signal, "SIGPIPE"):  # Windows has none
-        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def _begin(settings: Settings, leave: Callable[[int], object] = os._exit) -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-CGROUP_V2 = Path("/sys/fs/cgroup/cpu.max")
-CGROUP_V1 = Path("/sys/fs/cgroup/cpu/cpu.cfs_quota_us"), Path("/sys/fs/cgroup/cpu/cpu.cfs_period_us")
+MEMBERSHIP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
+CPUINFO = Path("/proc/cpuinfo")
 INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})  # x86's and ARM's int8 dot products
 
 
@@ -18,10 +19,10 @@ def available() -> int:
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
-def multiplies_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
+def multiplies_int8() -> bool:
     """Whether int8 is faster than float32 here. Without such instructions it is no faster, or wrong: AVX2's sums saturate."""
     try:
-        lines = cpuinfo.read_text().splitlines()
+        lines = CPUINFO.read_text().splitlines()
     except OSError:
         return False
     flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
@@ -29,12 +30,31 @@ def multiplies_int8(cpuinfo: Path = Path("/proc/cpuinfo")) -> bool:
 
 
 def _quota() -> float | None:
-    """Cores' worth of time a period, in either version of cgroups."""
+    """Cores' worth of time a period, the least that our cgroup and those above it allow."""
+    allowed = [quota for folder in _folders() if (quota := _of(folder)) is not None]
+    return min(allowed, default=None)
+
+
+def _folders() -> Iterator[Path]:
+    """Ours and all above it, in either version of cgroups; in a container the first that is mounted may be the topmost."""
     try:
-        limit, period = CGROUP_V2.read_text().split()
+        lines = MEMBERSHIP.read_text().splitlines()
+    except OSError:
+        return  # no Linux
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "" or "cpu" in controllers.split(","):
+            top = CGROUPS / "cpu" if controllers else CGROUPS
+            ours = top / path.lstrip("/")
+            yield from (folder for folder in (ours, *ours.parents) if folder.is_relative_to(top))
+
+
+def _of(folder: Path) -> float | None:
+    try:
+        limit, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):
         try:
-            limit, period = (path.read_text().strip() for path in CGROUP_V1)
+            limit, period = ((folder / f"cpu.cfs_{which}_us").read_text().strip() for which in ("quota", "period"))
         except OSError:
             return None
     return None if limit in ("max", "-1") else int(limit) / int(period)

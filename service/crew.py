@@ -21,12 +21,11 @@ LATE = "the deadline passed before a picture was decoded or drawn; send a smalle
 
 
 class Crew:
-    def __init__(self, threads: int, most: int, deadline: float, left: Callable[[], object] = lambda: None) -> None:
-        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here; `left` is told
-        of those who did not."""
+    def __init__(self, threads: int, most: int, deadline: float) -> None:
+        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: SimpleQueue[_Errand | None] = SimpleQueue()  # None: stop
-        self._most, self._deadline, self._left = most, deadline, left
+        self._most, self._deadline = most, deadline
         self._jobs = 0
 
     async def do(self, job: Callable[[], T], arrived: float) -> T:
@@ -45,9 +44,6 @@ class Crew:
                 return result
         except TimeoutError:
             raise TooLate(LATE, "late") from None
-        except asyncio.CancelledError:
-            self._left()
-            raise
         finally:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
@@ -66,6 +62,14 @@ class Crew:
             errand.run()
 
 
+async def apart(job: Callable[[], T]) -> T:
+    """The job's result, from a thread of its own: where it hangs in a runtime, the process can end without it."""
+    errand = _Errand(job, asyncio.get_running_loop())
+    threading.Thread(target=errand.run, name="apart", daemon=True).start()
+    result: T = await errand.answer
+    return result
+
+
 class _Errand:
     """A job on its way from the event loop to a thread and back."""
 
@@ -75,7 +79,6 @@ class _Errand:
         self._loop = loop
 
     def run(self) -> None:
-        """On a thread of the crew."""
         job = self.job
         if job is None:
             return

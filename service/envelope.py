@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service import problems, visit
 from service.bodies import Bodies
 from service.catalogue import Catalogue
-from service.errors import Busy, KeyWanted
+from service.errors import Busy, KeyWanted, ServiceError
 from service.metrics import Metrics
 from service.problems import CLIENT_LEFT
 from service.routes import playground
@@ -73,12 +73,12 @@ class Envelope:
             if self._key is None or scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
                 await self._app(scope, receive, stamped)
             else:
-                error = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-                self._metrics.refused(error)
-                await problems.of(error)(scope, receive, stamped)
+                wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+                await self._refuse(wanted, scope, receive, stamped)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
-                await problems.of(Busy("the server had to stop before this was finished; ask again"))(scope, receive, stamped)
+                ended = Busy("the server had to stop before this was finished; ask again", "draining")
+                await self._refuse(ended, scope, receive, stamped)
         except Exception:
             logger.exception("a fault of the server's own")
             if status:
@@ -90,6 +90,10 @@ class Envelope:
             self._bodies.release(seen.holds)
             self._close(method, scope, seen, status or CLIENT_LEFT)
 
+    async def _refuse(self, error: ServiceError, scope: Scope, receive: Receive, send: Send) -> None:
+        self._metrics.refused(error)
+        await problems.of(error)(scope, receive, send)
+
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
         assert self._key is not None
         return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
@@ -98,6 +102,8 @@ class Envelope:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
         seconds = time.monotonic() - seen.arrived
         self._metrics.answered(route, status, time.monotonic() - seen.complete, seen.stages)  # not what the way here took
+        if status == CLIENT_LEFT:
+            self._metrics.left()
         if self._tracing is not None:
             self._tracing.visited(f"{method} {route}", scope["headers"], seen, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING

@@ -79,8 +79,8 @@ class HeadTooLarge(ServiceError):
 
 
 class TurnedAway(ServiceError):
-    def __init__(self, detail: str, reason: str | None = None) -> None:
-        """`reason` is the metrics' word for it; None where it has been counted already."""
+    def __init__(self, detail: str, reason: str) -> None:
+        """`reason` is the metrics' word for it."""
         super().__init__(detail)
         self.reason = reason
 

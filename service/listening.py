@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from typing import Any
 
 from service.errors import StartError
 
@@ -24,9 +25,16 @@ def join(address: tuple[str, int]) -> socket.socket:
     return _bound(*address, shared=True)
 
 
+def url(address: tuple[Any, ...]) -> str:
+    host, port, *_ = address
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 def _bound(host: str, port: int, shared: bool) -> socket.socket:
     try:
-        family, kind, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        # Of a name with both kinds of address, as localhost, the one that is tried where the other is not to be had.
+        family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
         bound = socket.socket(family, kind)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:

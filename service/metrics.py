@@ -20,6 +20,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
     generate_latest,
+    values,
 )
 from prometheus_client.metrics_core import HistogramMetricFamily
 from prometheus_client.multiprocess import MultiProcessCollector
@@ -27,7 +28,6 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from service import bundle
-from service.batcher import Drop
 from service.engine import CapsNet
 from service.errors import TurnedAway
 from service.verdict import Verdict
@@ -42,6 +42,11 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
+
+
+def keep_at(place: int) -> None:
+    """Names this process's files by its place among the workers, not by its own number: who replaces it counts on in them."""
+    values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
 class Metrics:
@@ -64,7 +69,7 @@ class Metrics:
         )
         self.rejections = counter(
             "rejections_total",
-            "Requests not computed, by why: full, draining, late, gone, crew, bodies, warming, or what was wrong with them.",
+            "Requests not answered as asked: full, draining, late, gone, crew, bodies, warming, failed, or what was wrong.",
             "reason",
         )
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")
@@ -141,10 +146,12 @@ class Metrics:
             self._stages[stage].observe(taken)
 
     def refused(self, error: Exception) -> None:
-        """A request that was not computed. Those that a batcher turned away or dropped it has counted itself."""
-        reason = error.reason if isinstance(error, TurnedAway) else type(error).__name__
-        if reason:
-            self.rejections.labels(reason).inc()
+        """A request that was not computed."""
+        self.rejections.labels(error.reason if isinstance(error, TurnedAway) else type(error).__name__).inc()
+
+    def left(self) -> None:
+        """A client did, before its answer came."""
+        self.rejections.labels("gone").inc()
 
     def text(self) -> bytes:
         if not self._files:
@@ -220,7 +227,6 @@ class GraphObserver:
     """A batcher's Observer: one graph of one model, its labels looked up once."""
 
     def __init__(self, metrics: Metrics, model: str, graph: str) -> None:
-        self._metrics = metrics
         self._images = metrics.batch_images.labels(model, graph)
         self._seconds = metrics.batch_seconds.labels(model, graph)
         self._failures = metrics.failures.labels(model)
@@ -228,9 +234,6 @@ class GraphObserver:
     def batch_ran(self, images: int, run_seconds: float) -> None:
         self._images.observe(images)
         self._seconds.observe(run_seconds)
-
-    def dropped(self, reason: Drop, images: int) -> None:
-        self._metrics.rejections.labels(reason).inc()
 
     def failed(self, error: Exception) -> None:
         self._failures.inc()

@@ -3,28 +3,36 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI
 
 from service import examples
 from service.catalogue import Catalogue
+from service.errors import Broken
 from service.schemas import Problem
 
 
 def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any]]:
-    """In place of app.openapi; made when first asked for, and again when the model of its examples is another."""
-    plain, shown = app.openapi, ""
+    """In place of app.openapi; made when first asked for, and again when the model of its examples is another. For a thread:
+    the model runs for it."""
+    plain, making = app.openapi, Lock()
+    made: tuple[str, dict[str, Any]] = "", {}
 
     def openapi() -> dict[str, Any]:
-        nonlocal shown
-        served = catalogue.get(None)
-        if app.openapi_schema is None or shown != served.digest:
-            app.openapi_schema, shown = None, served.digest
-            document = plain()
-            document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
-            examples.add(document, served)
-        assert app.openapi_schema is not None
-        return app.openapi_schema
+        nonlocal made
+        with making:
+            served = catalogue.get(None)
+            if made[0] != served.digest:
+                app.openapi_schema = None
+                document = plain()
+                document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+                try:
+                    examples.add(document, served)
+                except Exception as error:  # whatever the runtime throws
+                    raise Broken("the model failed at the examples of this page; ask again", "failed") from error
+                made = served.digest, document
+            return made[1]
 
     return openapi

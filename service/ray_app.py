@@ -143,7 +143,7 @@ class Replicas(Siblings):
         try:
             found = await _all("measured", timeout_s=PATIENCE)
         except TimeoutError:
-            raise Busy(f"a replica did not tell its metrics within {PATIENCE:g} seconds; ask again") from None
+            raise Busy(f"a replica did not tell its metrics within {PATIENCE:g} seconds; ask again", "replicas") from None
         return exposition([each for each in found if not isinstance(each, Exception)])
 
 

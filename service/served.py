@@ -76,8 +76,8 @@ class Served(GraphObserver):
         answer = await self._drawer.submit(poses, classes, deadline=arrived + self._deadline)
         return answer.outputs[0], {"queue": answer.queue_seconds, "reconstruct": answer.run_seconds}
 
-    async def drain(self, timeout: float) -> None:
-        await asyncio.gather(self._batcher.drain(timeout), self._drawer.drain(timeout))
+    async def drain(self, timeout: float) -> bool:
+        return all(await asyncio.gather(self._batcher.drain(timeout), self._drawer.drain(timeout)))
 
     @property
     def sound(self) -> bool:
@@ -91,6 +91,7 @@ class Served(GraphObserver):
         """Lets go of those whom a runtime that hangs would keep for ever."""
         found = [batcher.sweep(HANGING) for batcher in (self._batcher, self._drawer)]
         if any(found) and not self.hangs:
+            self._failures.inc()
             logger.error("model %s hangs: a batch has been at work for more than %g s", self.manifest.name, HANGING)
         self.hangs = any(found)
 

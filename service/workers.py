@@ -10,6 +10,7 @@ import tempfile
 import time
 from collections.abc import Callable
 from ctypes import c_bool
+from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 
@@ -25,7 +26,7 @@ STOPPED = (0, -signal.SIGTERM)  # the signal itself ends a worker that was so yo
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
 
-Work = Callable[[Settings, tuple[str, int], c_bool], None]  # sets the last once it listens
+Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place from 0 on; sets the last once it listens
 
 
 def run(settings: Settings, work: Work) -> int:
@@ -36,17 +37,24 @@ def run(settings: Settings, work: Work) -> int:
     ):
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = files  # the workers' metrics add up there
         address = reserved.getsockname()[:2]
-        logger.info("%d workers on http://%s:%d", settings.workers, *address)
-        return _Crowd(settings, work, address).run()
+        logger.info("%d workers on %s", settings.workers, listening.url(address))
+        return _Supervisor(settings, work, address).run()
 
 
-class _Crowd:
+@dataclass
+class _Worker:
+    place: int  # whoever comes after it in the same place adds to what it has counted
+    process: SpawnProcess
+    started: float  # time.monotonic()
+
+
+class _Supervisor:
     def __init__(self, settings: Settings, work: Work, address: tuple[str, int]) -> None:
         self._settings, self._work, self._address = settings, work, address
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
-        self._processes: dict[SpawnProcess, float] = {}  # and the time.monotonic() of their start
+        self._workers: list[_Worker] = []
         self._listened = self._spawn.RawValue(c_bool, False)  # a worker has; no lock, which a killed one could keep
-        self._due: list[float] = []  # time.monotonic() at which to start one more
+        self._due: dict[int, float] = {}  # place -> time.monotonic() at which to fill it again
         self._pause = SOON
         self._stopping = False
 
@@ -57,10 +65,10 @@ class _Crowd:
         if siblings.reload_on_hangup():
             signal.signal(signal.SIGHUP, self._reload)
             siblings.let_hangups_in()
-        for _ in range(self._settings.workers):
-            self._start()
+        for place in range(self._settings.workers):
+            self._start(place)
         while not self._stopping:
-            wait([process.sentinel for process in self._processes], timeout=0.2)
+            wait([worker.process.sentinel for worker in self._workers], timeout=0.2)
             if not self._bury() and not self._stopping:
                 self._end()
                 return CANNOT_START
@@ -68,48 +76,49 @@ class _Crowd:
         return self._end()
 
     def _reload(self, *_: object) -> None:
-        for process in list(self._processes):
-            if process.is_alive() and process.pid is not None:
-                os.kill(process.pid, signal.SIGHUP)
+        for worker in list(self._workers):
+            if worker.process.is_alive() and worker.process.pid is not None:
+                os.kill(worker.process.pid, signal.SIGHUP)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True
 
-    def _start(self) -> None:
-        process = self._spawn.Process(target=self._work, args=(self._settings, self._address, self._listened))
+    def _start(self, place: int) -> None:
+        process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._listened))
         with siblings.hangups_blocked():
             process.start()
-        self._processes[process] = time.monotonic()
+        self._workers.append(_Worker(place, process, time.monotonic()))
 
     def _bury(self) -> bool:
         """Takes the dead out, each to be replaced after a pause; False when none can start and none ever did."""
-        for process in [each for each in self._processes if not each.is_alive()]:
-            lived = time.monotonic() - self._processes.pop(process)
-            mark_process_dead(process.pid)  # type: ignore[no-untyped-call]
+        for worker in [each for each in self._workers if not each.process.is_alive()]:
+            self._workers.remove(worker)
+            process = worker.process
+            mark_process_dead(worker.place)  # type: ignore[no-untyped-call]
             if process.exitcode == CANNOT_START and not self._listened.value:
                 return False
-            if lived > LATER:
+            if time.monotonic() - worker.started > LATER:
                 self._pause = SOON
             if not self._stopping:
                 logger.error("worker %s died with status %s; another in %g s", process.pid, process.exitcode, self._pause)
-            self._due.append(time.monotonic() + self._pause)
+            self._due[worker.place] = time.monotonic() + self._pause
             self._pause = min(2 * self._pause, LATER)
         return True
 
     def _replace(self) -> None:
-        due = [when for when in self._due if when <= time.monotonic()]
-        self._due = [when for when in self._due if when not in due]
-        for _ in due:
-            self._start()
+        for place in [each for each, when in self._due.items() if when <= time.monotonic()]:
+            del self._due[place]
+            self._start(place)
 
     def _end(self) -> int:
-        for process in self._processes:
+        processes = [worker.process for worker in self._workers]
+        for process in processes:
             process.terminate()
         until = time.monotonic() + self._settings.linger + self._settings.drain + MARGIN
-        for process in self._processes:
+        for process in processes:
             process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
                 logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.kill()
                 process.join()
-        return int(any(process.exitcode not in STOPPED for process in self._processes))
+        return int(any(process.exitcode not in STOPPED for process in processes))

@@ -44,6 +44,8 @@ async def reload(request: Request) -> Response:
             "reloading over HTTP wants a key: start the server with CAPSERVE_API_KEY; or start it again; or, if no terminal "
             "runs it, send it SIGHUP"
         )
+    if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):  # a browser adds the key it knows to any page's form
+        raise Forbidden("another site's page asks for this reload; ask from this server's own, or with curl")
     try:
         changes = await service.catalogue.reload()
     except (BundleError, StartError) as error:

@@ -1,15 +1,16 @@
-"""GET /: the playground, and /docs: the reference. Pages that work offline: all they load comes from here, none of it inline."""
+"""GET /: the playground; /docs: the reference, of /openapi.json. Offline too: all they load comes from here, none is inline."""
 
 from __future__ import annotations
 
 import hashlib
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from service import headers, reference, state
+from service import headers, reference, state, visit
 
 FOLDER = Path(__file__).parent.parent / "playground"
 PAGE = "index.html"
@@ -58,11 +59,29 @@ async def part(request: Request, name: str) -> Response:
     return _sent(request, FILES[name])
 
 
+@router.get("/openapi.json")
+async def openapi(request: Request) -> Response:
+    return JSONResponse(await _document(request))
+
+
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     keyed = state.of(request).settings.api_key is not None
-    page = reference.page(request.app.openapi(), str(request.base_url).rstrip("/"), keyed)
+    page = reference.page(await _document(request), _base(request), keyed)
     return _sent(request, _file(page.encode(), TYPES[".html"]))
+
+
+async def _document(request: Request) -> dict[str, Any]:
+    service = state.of(request)
+    service.catalogue.admit()
+    document: dict[str, Any] = await service.crew.do(request.app.openapi, visit.of(request.scope).complete)
+    return document
+
+
+def _base(request: Request) -> str:
+    """Where the reader found this page. Nothing but its commands to copy trusts what a proxy says, or somebody in its place."""
+    proxied = request.headers.get("x-forwarded-proto") == "https"
+    return str(request.base_url.replace(scheme="https") if proxied else request.base_url).rstrip("/")
 
 
 def _sent(request: Request, file: File) -> Response:

@@ -54,6 +54,7 @@ async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> 
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
     picture = body.picture(request.headers.get("content-type", ""), sent)
+    del sent  # what waits for the model need not be in memory twice
     with departure.heeded(request):
         with seen.stage("decode"):
             image = await _image(service, served, picture, query, seen)
@@ -70,6 +71,7 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
     pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
+    del sent
     served.admit(len(pictures))
     with departure.heeded(request):
         with seen.stage("decode"):

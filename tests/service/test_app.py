@@ -54,6 +54,21 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         assert client.get("/reconstruct", headers={"X-API-Key": KEY}).headers["Cache-Control"].startswith("private")
 
 
+def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) -> None:
+    """A redirect would lead from a proxy's https: to our http:, and the key with it."""
+    for path in ("/predict/", "/models/", "/docs/"):
+        answer = client.post(path, files={"file": seven}, follow_redirects=False)
+        assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json"), path
+
+
+def test_commands_to_copy_are_for_where_the_reader_is(client: httpx.Client) -> None:
+    place = client.base_url.netloc.decode()
+    assert f"http://{place}/predict" in client.get("/docs").text
+    behind = client.get("/docs", headers={"X-Forwarded-Proto": "https"}).text
+    assert f"https://{place}/predict" in behind
+    assert f"http://{place}" not in behind
+
+
 def test_head_answers_as_get_would_without_the_body(client: httpx.Client) -> None:
     paths = [
         "/",
@@ -104,7 +119,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             assert (answer.status_code, answer.json()["title"]) == (503, "the model failed")
             assert "Retry-After" in answer.headers
             assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
-            for path in ("/v2/health/ready", "/v2/models/tiny/ready"):
+            for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/docs", "/openapi.json"):  # their examples are the model's
                 assert client.get(path).status_code == 503, path
             for _ in range(4):
                 client.post("/predict", files={"file": seven})
@@ -114,6 +129,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             assert seen["capserve_ready",] == 0
         _until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
         assert client.get("/healthz").status_code == 200
+        assert client.get("/docs").status_code == 200
 
 
 def test_a_failing_decoder_is_not_mended_by_requests_that_do_without_it(
@@ -231,15 +247,20 @@ def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path:
 
 
 def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str) -> None:
+    told = f"base64,{base64.b64encode(b'what a picture could be').decode()}"
     with serving(settings(), nets) as client, _logging("json", "debug"):
         client.get("/reconstruct", params={"pose": token}, headers={"X-Request-ID": "first"})
         client.get("/reconstruct", params={"pose": "x" + token}, headers={"X-Request-ID": "second"})
+        assert client.post("/predict", json={"image": f"data:image/png;{told}"}).status_code == 415
+        assert client.post("/predict", content=b"what a picture could be").status_code == 415
     lines = capfd.readouterr().err.splitlines()
     written = "\n".join(line for line in lines if '"logger": "http' not in line)  # the client's own
     said = {line["request_id"]: line for line in map(json.loads, written.splitlines()) if "route" in line}
     assert (said["first"]["route"], said["first"]["status"], said["first"]["level"]) == ("/reconstruct", 200, "debug")
     assert (said["second"]["status"], said["second"]["level"]) == (422, "info")
     assert token not in written
+    assert "what a picture" not in written
+    assert told not in written
 
 
 def test_console_logs_are_for_people() -> None:

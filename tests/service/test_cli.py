@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 
@@ -104,6 +104,31 @@ def test_told_to_stop_while_it_loads_it_exits_with_0(
     assert "Traceback" not in log.read_text()
 
 
+HANGS_WHEN_WARMED = """
+import sys, threading
+from service.__main__ import main
+from service.engine import CapsNet
+CapsNet.warm_up = lambda *_: threading.Event().wait()
+sys.exit(main(["serve", "--port", "0", "--linger", "0"]))
+"""
+
+
+def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with launched(log, [sys.executable, "-c", HANGS_WHEN_WARMED]) as process:
+        appears(log, "http://")
+        with reaching(re.findall(r"http://[\d.:]+", log.read_text())[0]) as client:
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                with suppress(httpx.TransportError):
+                    assert client.get("/readyz").json()["state"] == "warming"
+                    break
+                time.sleep(0.05)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Traceback" not in log.read_text()
+
+
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
 def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, flags: list[str]) -> None:
     """A process that is so young that it cannot must not die of it, and neither must one of its workers."""
@@ -153,7 +178,9 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
 @pytest.mark.parametrize(
     ("arguments", "environment", "told"),
     [
-        (["--models", "/nonexistent"], {}, "expected a folder of bundles"),
+        (["--models", "/nonexistent"], {}, "expected a folder of bundles, found No such file or directory; name another"),
+        (["--models", str(BUNDLES / "tiny")], {}, "expected a folder of bundles, found none in it; name another"),
+        (["--models", "/dev/null"], {}, "expected a folder of bundles, found Not a directory; name another"),
         (["--model", "huge"], {}, "has only tiny"),
         (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
         ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
@@ -270,7 +297,8 @@ def resident(pid: int) -> int:
 
 def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
     ones = encoded(drawn("1"))
-    with started(tmp_path / "log", "--workers", "2", "--log-format", "json", "--linger", "0") as (process, url):
+    flags = ["--workers", "2", "--log-format", "json", "--linger", "0"]
+    with started(tmp_path / "log", *flags, TMPDIR=str(tmp_path)) as (process, url):
         appears(tmp_path / "log", '"ready: tiny', 2)
         for _ in range(40):  # a connection each, so that both are met
             with reaching(url) as client:
@@ -284,10 +312,13 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
                 assert seen["capserve_reference_winner_length_count", "tiny"] == pytest.approx(1, abs=1e-3)
         servers = workers_of(process)
         assert len(servers) == 2
+        (files,) = tmp_path.glob("capserve-metrics-*")
+        before = sorted(path.name for path in files.iterdir())
         os.kill(servers[0], signal.SIGKILL)
         appears(tmp_path / "log", '"ready: tiny', 3)
         with reaching(url) as client:
             assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
+        assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     for line in (tmp_path / "log").read_text().splitlines():

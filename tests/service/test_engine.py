@@ -65,6 +65,26 @@ def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
         assert said["label"] == said["objects"][0]["label"]
 
 
+def test_every_batch_size_that_may_come_is_warm(net: CapsNet) -> None:
+    """Twice: the first run of each is slow, and in the second a CUDA graph is recorded."""
+    sizes: dict[str, list[int]] = {"encoder": [], "decoder": []}
+
+    class Watched:
+        def __init__(self, graph: str) -> None:
+            self._graph, self._session = graph, getattr(net, graph)
+
+        def run(self, *inputs: object) -> object:
+            sizes[self._graph].append(len(inputs[0]))  # type: ignore[arg-type]
+            return self._session.run(*inputs)
+
+        warm = run
+
+    replace(net, encoder=Watched("encoder"), decoder=Watched("decoder")).warm_up(max_batch=6)  # type: ignore[arg-type]
+    assert set(sizes["encoder"]) == {1, 2, 4, 6}
+    assert set(sizes["decoder"]) >= set(sessions.BUCKETS)
+    assert all(found.count(size) >= 2 for found in sizes.values() for size in found)
+
+
 def test_perturb_moves_one_or_all_poses() -> None:
     pose = np.zeros(4, np.float32)
     np.testing.assert_allclose(perturb(pose, [1, 3, 1], [0.5, -0.25, 0.5]), [0, 1, 0, -0.25])
@@ -187,6 +207,41 @@ def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(("graphs", "enabled"), [(False, 0), (True, 1)])
+def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, graphs: bool, enabled: int) -> None:
+    """What ONNX Runtime is asked for; no GPU is needed to ask."""
+    asked: list[tuple[ort.SessionOptions, list[object]]] = []
+
+    class Opened:
+        def __init__(self, path: Path, options: ort.SessionOptions, providers: list[object], enable_fallback: int) -> None:
+            asked.append((options, providers))
+
+        def get_providers(self) -> list[str]:
+            return [sessions.CUDA]
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    monkeypatch.setattr(ort, "InferenceSession", Opened)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
+    sessions.device("cuda", threads=5, cuda_memory=3, cuda_graphs=graphs, probe=TINY / "encoder.onnx")
+    ((options, ((provider, settings),)),) = asked  # type: ignore[misc]
+    assert provider == sessions.CUDA
+    assert settings == {
+        "cudnn_conv_algo_search": "HEURISTIC",
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": 1,
+        "gpu_mem_limit": 3 << 30,
+        "enable_cuda_graph": enabled,
+    }
+    assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
+
+
+def test_threads_of_the_runtime_are_as_many_as_asked_for_and_do_not_spin() -> None:
+    options = sessions._options(threads=5, cuda=False)
+    assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
+    assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
+    assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
+
+
 def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.MonkeyPatch, net: CapsNet) -> None:
     """The session for CUDA with its memory on the CPU: binding, padding and cutting are the same."""
     monkeypatch.setattr(sessions.CudaSession, "memory", "cpu")
@@ -242,29 +297,48 @@ def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest
         np.testing.assert_allclose(capsules, outputs[0][1], atol=1e-5)
 
 
-def test_threads_are_what_cgroup_and_affinity_leave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    quota = tmp_path / "cpu.max"
-    monkeypatch.setattr(cpus, "CGROUP_V2", quota)
-    monkeypatch.setattr(cpus, "CGROUP_V1", (tmp_path / "quota", tmp_path / "period"))
+@pytest.fixture
+def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A machine of eight cores; a process of it in a group within a group, in both versions of cgroups."""
+    monkeypatch.setattr(cpus, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(cpus, "CGROUPS", tmp_path)
     monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: set(range(8)))
-    for written, expected in (("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("6400000 100000", 8)):
-        quota.write_text(written)
-        assert cpus.available() == expected
-    quota.unlink()
+    (tmp_path / "membership").write_text("4:cpu,cpuacct:/slice/unit\n3:memory:/elsewhere\n0::/slice/unit\n")
+    for top in (tmp_path, tmp_path / "cpu"):
+        (top / "slice" / "unit").mkdir(parents=True)
+    return tmp_path
+
+
+@pytest.mark.parametrize("folder", ["slice/unit", "slice", "."])
+@pytest.mark.parametrize(
+    ("written", "expected"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("6400000 100000", 8)]
+)
+def test_threads_are_what_cgroup_and_affinity_leave(cgroups: Path, folder: str, written: str, expected: int) -> None:
+    """Ours or any above it may hold the quota; in a container's own view it is the topmost."""
+    (cgroups / folder / "cpu.max").write_text(written)
+    assert cpus.available() == expected
+
+
+def test_threads_are_what_the_first_version_of_cgroups_leaves(cgroups: Path) -> None:
     assert cpus.available() == 8
-    (tmp_path / "quota").write_text("150000\n")
-    (tmp_path / "period").write_text("100000\n")
+    (cgroups / "cpu/slice/cpu.cfs_quota_us").write_text("150000\n")
+    (cgroups / "cpu/slice/cpu.cfs_period_us").write_text("100000\n")
     assert cpus.available() == 2
+    (cgroups / "membership").unlink()
+    assert cpus.available() == 8
 
 
 @pytest.mark.parametrize(
     ("text", "expected"),
     [("flags\t\t: fpu avx512_vnni", True), ("Features\t: asimd asimddp", True), ("flags\t\t: fpu avx2", False), ("", False)],
 )
-def test_int8_is_for_processors_that_multiply_it(tmp_path: Path, text: str, expected: bool) -> None:
+def test_int8_is_for_processors_that_multiply_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
+) -> None:
+    monkeypatch.setattr(cpus, "CPUINFO", tmp_path / "cpuinfo")
+    assert cpus.multiplies_int8() is False
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\n")
-    assert cpus.multiplies_int8(tmp_path / "cpuinfo") is expected
-    assert cpus.multiplies_int8(tmp_path / "nowhere") is False
+    assert cpus.multiplies_int8() is expected
 
 
 def test_the_runtime_tells_its_makers_nothing() -> None:

@@ -32,6 +32,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
         for early in (
             client.post("/predict", files={"file": seven}),
             client.get("/reconstruct?label=1"),
+            client.get("/openapi.json"),
             client.post("/v2/models/tiny/infer", json={"inputs": [tensor]}),
         ):
             assert early.status_code == 503

@@ -83,14 +83,16 @@ def test_tensors_count_as_pictures_do(nets: dict[str, CapsNet], outputs: list[st
 
 
 def test_whoever_was_turned_away_is_counted_once() -> None:
-    """Queues count what they refuse, with a reason of their own; all else is counted where it is answered."""
     metrics = Metrics()
-    for error in (Busy("no memory", "bodies"), Busy("counted by a queue"), TooLate("so too"), NotAnImage("a poem")):
+    for error in (Busy("no memory", "bodies"), TooLate("too late", "late"), NotAnImage("a poem")):
         metrics.refused(error)
+    metrics.left()
     lines = metrics.text().decode().splitlines()
-    assert [line for line in lines if line.startswith("capserve_rejections_total{")] == [
-        'capserve_rejections_total{reason="bodies"} 1.0',
+    assert sorted(line for line in lines if line.startswith("capserve_rejections_total{")) == [
         'capserve_rejections_total{reason="NotAnImage"} 1.0',
+        'capserve_rejections_total{reason="bodies"} 1.0',
+        'capserve_rejections_total{reason="gone"} 1.0',
+        'capserve_rejections_total{reason="late"} 1.0',
     ]
 
 

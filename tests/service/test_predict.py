@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,6 +14,7 @@ from PIL import Image
 
 from service import images, pose
 from service.engine import CapsNet
+from service.routes.predict import SMALL_BYTES
 from service.schemas import Prediction, Predictions
 from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
@@ -122,6 +124,29 @@ def test_a_batch_larger_than_the_models_is_run_in_parts(client: httpx.Client, se
 
 def test_large_pictures_are_decoded_too(client: httpx.Client) -> None:
     assert client.post("/predict", files={"file": encoded(drawn("7", side=3000))}).json()["label"] == "7"
+
+
+@pytest.mark.parametrize(
+    ("side", "ink", "on_the_loop"),
+    [(28, 255, True), (64, 255, True), (65, 255, False), (2000, 0, False)],
+    ids=["small", "as small as that", "more pixels", "few bytes and many pixels"],
+)
+def test_the_event_loop_decodes_small_pictures_alone(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, side: int, ink: int, on_the_loop: bool
+) -> None:
+    picture = encoded(drawn("7", side, ink=ink))
+    assert len(picture) <= SMALL_BYTES
+    prepare, threads = images.prepare, []
+
+    def watched(*asked: object) -> object:
+        threads.append(threading.current_thread().name)
+        return prepare(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(images, "prepare", watched)
+    with serving(settings(), nets) as client:
+        assert client.post("/predict", files={"file": picture}).status_code == 200
+    (decoded_on,) = threads
+    assert decoded_on.startswith("crew-") != on_the_loop
 
 
 def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Client, seven: bytes) -> None:

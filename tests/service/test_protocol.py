@@ -55,6 +55,17 @@ def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"].startswith("the request's head is larger than 65,536 bytes")
 
 
+def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(server: Process) -> None:
+    """A client that waits for leave to send (curl does, above a megabyte) never has to."""
+    for path in ("/predict", "/predict/batch", "/v2/models/tiny/infer"):
+        announced = request(path, b"").replace(b"Content-Length: 0", b"Content-Length: 99999999")
+        with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+            connection.sendall(announced)
+            began = time.monotonic()
+            assert statuses(connection.recv(65_536)) == [413], path
+            assert time.monotonic() - began < 0.9  # or it waited for the body, and its patience of a second is over
+
+
 def test_headers_without_end_are_not_kept(server: Process) -> None:
     before = server.resident_megabytes()
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:

@@ -147,6 +147,17 @@ def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch
     assert refused.json()["detail"].startswith("10 drawings of size 101 are more than 100,000 pixels")
 
 
+def test_sheets_and_strips_are_not_drawn_again_either(client: httpx.Client, token: str) -> None:
+    for path in (f"/reconstruct/sweep?pose={token}&size=28", f"/reconstruct/morph?from={token}&to={token}&size=28"):
+        first = client.get(path)
+        assert first.status_code == 200
+        assert first.headers["Cache-Control"] == "public, max-age=3600"
+        again = client.get(path, headers={"If-None-Match": first.headers["ETag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        assert "reconstruct;dur=" in first.headers["Server-Timing"]
+        assert again.headers["Server-Timing"].startswith("total;dur=")
+
+
 @pytest.mark.parametrize("form", ["{}", 'W/"x", {}', '"a,b" ,{}', "*"])
 def test_a_copy_is_known_by_any_tag_of_the_list(client: httpx.Client, form: str) -> None:
     path = "/reconstruct?label=3&size=28"

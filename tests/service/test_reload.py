@@ -8,12 +8,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
 import pytest
 
-from service import bundle
+from service import bundle, catalogue
 from service.engine import CapsNet
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
@@ -69,6 +70,19 @@ def test_a_new_version_is_taken_up_and_the_rest_left_alone(keyed: httpx.Client, 
     parameters = document["paths"]["/reconstruct"]["get"]["parameters"]
     (example,) = (each["example"] for each in parameters if each["name"] == "pose")
     assert keyed.get("/reconstruct", params={"pose": example}).status_code == 200
+
+
+def test_every_path_asks_the_model_that_is_named(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    renewed(folder / "other", "the second")
+    reloaded(keyed)
+    other = {"model": "other"}
+    token = keyed.post("/predict", params=other, content=seven).json()["objects"][0]["pose"]
+    batch = keyed.post("/predict/batch", params=other, files=[("file", seven)] * 2).json()
+    assert {batch["model"], *(each["model"] for each in batch["predictions"])} == {"other"}
+    for path, query in (("", {"pose": token}), ("/sweep", {"pose": token}), ("/morph", {"from": token, "to": token})):
+        assert keyed.get(f"/reconstruct{path}", params={**query, **other}).status_code == 200
+        refused = keyed.get(f"/reconstruct{path}", params={**query, "model": "tiny"})
+        assert (refused.status_code, "another model" in refused.json()["detail"]) == (422, True)
 
 
 def test_a_drawing_of_the_old_model_is_not_taken_for_the_new_ones(keyed: httpx.Client, folder: Path) -> None:
@@ -145,6 +159,36 @@ def test_without_a_key_nobody_reloads_over_http(client: httpx.Client, keyed: htt
     assert answer.status_code == 403
     assert "CAPSERVE_API_KEY" in answer.json()["detail"]
     assert keyed.post("/models/reload", headers={"X-API-Key": "guess"}).status_code == 401
+
+
+@pytest.mark.parametrize(("site", "status"), [("cross-site", 403), ("same-site", 403), ("same-origin", 200), ("none", 200)])
+def test_another_sites_page_cannot_have_it_reload(keyed: httpx.Client, site: str, status: int) -> None:
+    """A browser sends what its user typed as the key along with any page's form."""
+    answer = keyed.post("/models/reload", headers={"Sec-Fetch-Site": site, "Content-Type": "application/x-www-form-urlencoded"})
+    assert answer.status_code == status
+    if status == 403:
+        assert "another site's page" in answer.json()["detail"]
+
+
+def test_a_model_that_hangs_while_it_is_replaced_keeps_nobody(
+    folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("service.served.HANGING", 2.0)
+    inside, over = threading.Event(), threading.Event()
+    chosen = settings(api_key="sesame", deadline=0.5, drain=1.0, max_batch=1).model_copy(update={"models": folder})
+    nets = catalogue.load(chosen)
+    with serving(chosen, nets) as client, ThreadPoolExecutor() as pool:
+        client.headers.update(KEY)
+        monkeypatch.setattr(nets["tiny"].encoder, "run", lambda *_: inside.set() or over.wait(20), raising=False)
+        hung = pool.submit(client.post, "/predict", content=seven)
+        assert inside.wait(5)
+        behind = pool.submit(client.post, "/predict", content=seven)
+        renewed(folder / "tiny", "one that does not hang")
+        assert reloaded(client) == {"tiny": "replaced"}
+        assert client.post("/predict", content=seven).status_code == 200
+        assert behind.result(5).status_code == 504
+        assert hung.result(10).status_code == 503
+        over.set()
 
 
 def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
