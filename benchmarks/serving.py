@@ -31,9 +31,10 @@ from PIL import Image
 from benchmarks import load
 from benchmarks.load import Load
 from benchmarks.untrained import bundle_of
-from service import bundle, cpus
+from service import bundle
 from service.bundle import IMAGES, LENGTHS, Bundle, Variant
 from service.images import prepare
+from service.process import cpus
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "models" / "compact"

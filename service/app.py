@@ -10,18 +10,20 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from service import catalogue, cpus, openapi, problems
-from service.bodies import Bodies
+from service import catalogue, openapi
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.engine import CapsNet
-from service.envelope import Envelope
 from service.metrics import Metrics
+from service.process import cpus
+from service.process.siblings import Siblings
 from service.routes import health, inference_protocol, models, playground, predict, reconstruct
 from service.settings import Settings
-from service.shortcut import Shortcut
-from service.siblings import Siblings
 from service.state import Service
+from service.web import problems
+from service.web.bodies import Bodies
+from service.web.envelope import Envelope
+from service.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from service.tracing import Tracing

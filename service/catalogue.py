@@ -11,12 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-from service import bundle, cpus, engine, sessions
+from service import bundle, engine, sessions
 from service.bundle import Bundle, BundleError
 from service.crew import apart
 from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
 from service.metrics import Metrics
+from service.process import cpus
 from service.served import Served
 from service.sessions import Device
 from service.settings import Settings

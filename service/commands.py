@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service import listening, logs, siblings, workers
 from service.bundle import BundleError
 from service.errors import ServiceError, StartError
+from service.process import listening, logs, siblings, workers
 from service.settings import Settings
 
 if TYPE_CHECKING:  # it opens ONNX Runtime
@@ -30,7 +30,7 @@ def serve(settings: Settings) -> int:
         _begin(settings, leave=sys.exit)  # it has files to remove, and nothing large to import
         return workers.run(settings, work)
     _begin(settings)
-    from service import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
+    from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
@@ -42,7 +42,8 @@ def work(settings: Settings, place: int, address: tuple[str, int], listened: c_b
     """One of several processes."""
     _begin(settings)
     try:
-        from service import metrics, server
+        from service import metrics
+        from service.process import server
 
         metrics.keep_at(place)
 

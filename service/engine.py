@@ -14,9 +14,10 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle, cpus
+from service import bundle
 from service.bundle import DECODER, ENCODER, Array, Bundle, BundleError, Manifest, Variant
 from service.errors import StartError
+from service.process import cpus
 from service.sessions import BUCKETS, CPU, Device
 
 Labels = NDArray[np.int64]

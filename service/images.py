@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
-from service import captions
-from service import normalise as normalising
 from service.errors import NotAnImage, ServiceError, TooLarge, Unprocessable
+from service.pictures import captions
+from service.pictures import normalise as normalising
 
 Array = NDArray[np.float32]
 

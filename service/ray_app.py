@@ -17,12 +17,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import allocator, logs
 from service.app import create_app
 from service.bundle import BundleError
 from service.errors import Busy, NotReloaded, StartError
+from service.process import allocator, logs
+from service.process.siblings import Siblings
 from service.settings import Settings
-from service.siblings import Siblings
 from service.state import Service
 
 logger = logging.getLogger(__name__)

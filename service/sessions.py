@@ -18,9 +18,10 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle, cpus
+from service import bundle
 from service.bundle import GraphSpec, Manifest, TensorSpec
 from service.errors import StartError
+from service.process import cpus
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
 try:

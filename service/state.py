@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
-from service.bodies import Bodies
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.metrics import Metrics
+from service.process.siblings import Siblings
 from service.settings import Settings
-from service.siblings import Siblings
+from service.web.bodies import Bodies
 
 
 @dataclass(frozen=True)

@@ -14,8 +14,9 @@ from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
-from service import faults, problems
+from service import faults
 from service.errors import Unprocessable
+from service.web import problems
 
 
 def refusal(title: str) -> dict[str, Any]:

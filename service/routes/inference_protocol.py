@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service import answer, body, departure, state, tensors, visit
+from service import answer, state, tensors
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
@@ -21,7 +21,8 @@ from service.routes.direct import RESPONSES, Bare
 from service.served import Served
 from service.state import Service
 from service.tensors import Inference, InferenceRequest, Port
-from service.visit import Visit
+from service.web import body, departure, visit
+from service.web.visit import Visit
 
 HEADER_SIZE = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from service import headers, reference, state, visit
+from service import reference, state
+from service.web import headers, visit
 
 FOLDER = Path(__file__).parent.parent / "playground"
 PAGE = "index.html"

@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 
+from service.process.workers import MARGIN
 from service.settings import Settings
-from service.workers import MARGIN
 
 ROOT = Path(__file__).parents[2]
 PLAIN = ("docker-compose.yml",)

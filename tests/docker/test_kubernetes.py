@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from service.app import create_app
+from service.process.workers import MARGIN
 from service.settings import Settings
-from service.workers import MARGIN
 from tests.service.conftest import settings
 
 FOLDER = Path(__file__).parents[2] / "docker" / "kubernetes"

@@ -20,8 +20,8 @@ from PIL import Image, ImageDraw
 from service import catalogue
 from service.app import create_app
 from service.engine import CapsNet
-from service.protocol import Protocol
 from service.settings import Settings
+from service.web.protocol import Protocol
 
 BUNDLES = Path(__file__).parent.parent / "bundles"
 TINY = BUNDLES / "tiny"

@@ -20,9 +20,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from service import logs
 from service.bundle import Array
 from service.engine import CapsNet
+from service.process import logs
 from tests.service.conftest import serving, settings
 from tests.service.test_metrics import samples
 
@@ -31,7 +31,7 @@ KEY = "correct horse"
 
 def test_it_imports_without_torch_onnx_and_training() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'onnx', 'training')))\n"
-    code = blocked + "import service.app, service.server, service.__main__; print('imported')"
+    code = blocked + "import service.app, service.process.server, service.__main__; print('imported')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "imported\n"
 
 

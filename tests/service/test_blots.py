@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.blots import components
+from service.pictures.blots import components
 
 
 def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:

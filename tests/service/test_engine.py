@@ -13,10 +13,11 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service import answer, bundle, cpus, engine, sessions
+from service import answer, bundle, engine, sessions
 from service.bundle import IMAGES, LENGTHS, BundleError
 from service.engine import CapsNet, perturb
 from service.errors import StartError
+from service.process import cpus
 from tests.service.conftest import TINY
 from tests.service.processes import ROOT
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from service.headers import knows, preferred
+from service.web.headers import knows, preferred
 
 PNG, JSON = "image/png", "application/json"
 

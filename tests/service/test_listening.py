@@ -2,7 +2,7 @@ import socket
 
 import pytest
 
-from service import listening
+from service.process import listening
 
 
 def test_a_name_with_both_kinds_of_address_is_the_one_that_all_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,8 +13,8 @@ from PIL import Image
 
 from service import images, verdict
 from service.engine import CapsNet, Perception
-from service.ink import ink_of
-from service.sheet import sheet_of
+from service.pictures.ink import ink_of
+from service.pictures.sheet import sheet_of
 from tests import drawings
 from tests.mnist import Digits
 

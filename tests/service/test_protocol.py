@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from service.protocol import MOST_HEAD
+from service.web.protocol import MOST_HEAD
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"

@@ -3,7 +3,7 @@
 import httpx
 import pytest
 
-from service.shortcut import Shortcut
+from service.web.shortcut import Shortcut
 from tests.service.conftest import serving, settings
 
 REQUESTS = [

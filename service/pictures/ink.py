@@ -13,9 +13,9 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.blots import FAINTEST, Array, components, grain, grown, otsu, strength
-from service.paper import departure
-from service.sheet import sheet_of
+from service.pictures.blots import FAINTEST, Array, components, grain, grown, otsu, strength
+from service.pictures.paper import departure
+from service.pictures.sheet import sheet_of
 
 LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
 CLOSEST = 4 * LARGEST  # the same, where only a part of it is looked at

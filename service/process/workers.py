@@ -16,7 +16,7 @@ from multiprocessing.context import SpawnProcess
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from service import listening, siblings
+from service.process import listening, siblings
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)

@@ -15,14 +15,14 @@ from types import FrameType
 
 import uvicorn
 
-from service import allocator, siblings
 from service.app import create_app
 from service.bundle import BundleError
 from service.catalogue import Catalogue
 from service.errors import StartError
-from service.protocol import Protocol
+from service.process import allocator, siblings
 from service.settings import Settings
 from service.state import Service
+from service.web.protocol import Protocol
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from service import problems
 from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
+from service.web import problems
 
 logger = logging.getLogger(__name__)
 

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from service import problems, visit
-from service.bodies import Bodies
 from service.catalogue import Catalogue
 from service.errors import Busy, KeyWanted, ServiceError
 from service.metrics import Metrics
-from service.problems import CLIENT_LEFT
 from service.routes import playground
 from service.settings import Settings
+from service.web import problems, visit
+from service.web.bodies import Bodies
+from service.web.problems import CLIENT_LEFT
 
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing

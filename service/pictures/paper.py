@@ -12,7 +12,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from service.blots import FAINTEST, Array, components, grain, strength
+from service.pictures.blots import FAINTEST, Array, components, grain, strength
 
 Real = NDArray[np.float64]
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.blots import Array, Mask, components, grown, otsu
+from service.pictures.blots import Array, Mask, components, grown, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet

@@ -12,9 +12,9 @@ import math
 import numpy as np
 from PIL import Image
 
-from service.blots import Array, stroke_width
 from service.bundle import BOX
-from service.ink import ink_of
+from service.pictures.blots import Array, stroke_width
+from service.pictures.ink import ink_of
 
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
 BRIGHT = 0.5  # every digit of the training set is brighter somewhere

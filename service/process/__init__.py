@@ -1,0 +1,1 @@
+"""Processes, their port, signals, logs and share of the machine."""

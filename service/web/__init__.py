@@ -1,0 +1,1 @@
+"""HTTP around the endpoints: connections, bodies, headers, errors, what every request gets."""
