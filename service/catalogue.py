@@ -22,6 +22,7 @@ from service.served import Served
 from service.sessions import Device
 from service.settings import Settings
 
+State = Literal["ready", "warming", "draining", "failing"]
 Change = Literal["added", "replaced", "removed", "unchanged"]
 
 logger = logging.getLogger(__name__)
@@ -117,8 +118,20 @@ class Catalogue:
             self._ends = time.monotonic() + self._settings.linger + self._settings.drain
 
     @property
+    def state(self) -> State:
+        if self.draining:
+            return "draining"
+        if not self.warm:
+            return "warming"
+        return "ready" if all(served.sound for served in self) else "failing"
+
+    @property
     def ready(self) -> bool:
-        return self.warm and not self.draining and all(served.sound for served in self)
+        return self.state == "ready"
+
+    def serves(self, served: Served) -> bool:
+        """Whether this one model would answer, whatever the others do."""
+        return served.sound and self.state in ("ready", "failing")
 
     @property
     def alive(self) -> bool:

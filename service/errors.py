@@ -22,12 +22,14 @@
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
 
+from collections.abc import Mapping
 from typing import ClassVar
 
 
 class ServiceError(Exception):
     status: ClassVar[int]
     title: ClassVar[str]
+    headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -40,6 +42,7 @@ class MalformedRequest(ServiceError):
 
 class KeyWanted(ServiceError):
     status, title = 401, "API key wanted"
+    headers: ClassVar = {"WWW-Authenticate": 'Bearer, Basic realm="capserve: any user, the key as password"'}
 
 
 class Forbidden(ServiceError):
@@ -56,6 +59,7 @@ class NotAcceptable(ServiceError):
 
 class TooSlow(ServiceError):
     status, title = 408, "request timeout"
+    headers: ClassVar = {"Connection": "close"}
 
 
 class NotReloaded(ServiceError):
@@ -87,8 +91,7 @@ class TurnedAway(ServiceError):
 
 class Busy(TurnedAway):
     status, title = 503, "busy"
-
-    retry_after: ClassVar[int] = 1  # seconds; a queue is empty again in less
+    headers: ClassVar = {"Retry-After": "1"}  # seconds; a queue is empty again in less
 
 
 class Broken(Busy):

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
-from service.catalogue import Change
+from service.catalogue import Change, State
 from service.verdict import Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
@@ -135,7 +135,7 @@ class Models(BaseModel):
 
 class Readiness(BaseModel):
     ready: bool
-    state: Literal["ready", "warming", "draining", "failing"]
+    state: State
 
 
 class Liveness(BaseModel):

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from service.bundle import Dimension
 from training.capsules import ClassCapsules
-from training.evaluate import Model, TorchModel
+from training.evaluate import Model, TorchModel, poses_of
 from training.morphology import MEASURES, TINY, measured
 from training.networks import CapsuleEncoder, Decoder, Network
 from training.pairs import Batch
@@ -42,12 +42,11 @@ class Poses:
 
 
 def seen(model: Model, batches: Iterable[Batch]) -> Poses:
-    poses, labels = [], []
+    found, labels = [], []
     for batch in batches:
-        capsules = model.classify(batch.images).capsules
-        poses.append(torch.take_along_dim(capsules, batch.labels.unsqueeze(-1), dim=1).flatten(0, 1))
+        found.append(poses_of(model.classify(batch.images).capsules, batch.labels).flatten(0, 1))
         labels.append(batch.labels.flatten())
-    return Poses(torch.cat(poses), torch.cat(labels))
+    return Poses(torch.cat(found), torch.cat(labels))
 
 
 def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:

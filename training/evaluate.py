@@ -107,12 +107,21 @@ def hits(predicted: Tensor, labels: Tensor) -> Tensor:
     return (predicted.sort(dim=1).values == labels.sort(dim=1).values).all(dim=1)
 
 
-def draw(model: Model, capsules: Tensor, predicted: Tensor) -> Tensor:
-    """What the network believes it saw: the drawings of all predicted objects laid over each other."""
-    poses = torch.take_along_dim(capsules, predicted.unsqueeze(-1), dim=1)
-    drawings = model.reconstruct(poses.flatten(0, 1), predicted.flatten())
-    drawn: Tensor = drawings.unflatten(0, predicted.shape)  # (batch, objects, C, H, W)
-    return drawn.sum(dim=1).clamp_max(1.0)
+def poses_of(capsules: Tensor, classes: Tensor) -> Tensor:
+    """Of the capsules (batch, classes, pose) those of some classes (batch, objects): (batch, objects, pose)."""
+    return torch.take_along_dim(capsules, classes.unsqueeze(-1), dim=1)
+
+
+def drawings_of(model: Model, capsules: Tensor, classes: Tensor) -> Tensor:
+    """Each of these objects by itself: (batch, objects, C, H, W)."""
+    flat = model.reconstruct(poses_of(capsules, classes).flatten(0, 1), classes.flatten())
+    drawings: Tensor = flat.unflatten(0, classes.shape)
+    return drawings
+
+
+def draw(model: Model, capsules: Tensor, classes: Tensor) -> Tensor:
+    """What the network believes it saw: the drawings of all objects laid over each other."""
+    return drawings_of(model, capsules, classes).sum(dim=1).clamp_max(1.0)
 
 
 def fixed_batches(digits: Digits, pairs: str, size: int = 250, seed: int = 0, augment: Augmentation = none) -> Iterator[Batch]:

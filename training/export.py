@@ -24,7 +24,7 @@ from training.config import CapsuleNet, Config
 from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, seen
 from training.errors import DataError, ExportError
-from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
+from training.evaluate import Evaluation, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
 from training.quantise import int8
@@ -148,10 +148,9 @@ def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]
     for count in PARITY_BATCHES:
         images = torch.rand(count, *image_shape, generator=generator)
         expected, found = reference.classify(images), model.classify(images)
-        winners = expected.lengths.argmax(dim=1)
-        poses = torch.take_along_dim(expected.capsules, winners[:, None, None], dim=1).squeeze(1)
-        drawings = reference.reconstruct(poses, winners), model.reconstruct(poses, winners)
-        for ours, theirs in (*zip(expected, found, strict=True), drawings):
+        winners = objects(expected.lengths, 1)
+        drawn = drawings_of(reference, expected.capsules, winners), drawings_of(model, expected.capsules, winners)
+        for ours, theirs in (*zip(expected, found, strict=True), drawn):
             differences.append((ours - theirs).abs().max())
     return float(torch.stack(differences).max())
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from service.bundle import Dimension
 from training.dimensions import REACH
-from training.evaluate import Model, draw, hits, objects
+from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 
 DELTAS = torch.linspace(-REACH, REACH, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
@@ -75,8 +75,7 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
     images, labels = batch.images[:SHOWN], batch.labels[:SHOWN]
     encoding = model.classify(images)
     predicted = objects(encoding.lengths, 2)
-    poses = torch.take_along_dim(encoding.capsules, predicted.unsqueeze(-1), dim=1)
-    first, second = model.reconstruct(poses.flatten(0, 1), predicted.flatten()).mean(1, True).unflatten(0, (-1, 2)).unbind(1)
+    first, second = drawings_of(model, encoding.capsules, predicted).mean(2, True).unbind(1)
     nothing = torch.zeros_like(first)  # (batch, 1, H, W)
     rows = {
         "label, input": images,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.bundle import Histogram, References, Thresholds
-from training.evaluate import Model, draw, objects
+from training.evaluate import Model, draw, objects, poses_of
 from training.pairs import Batch
 
 LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
@@ -56,9 +56,8 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     ranked = encoding.lengths.sort(dim=1, descending=True).values
     drawing = draw(model, encoding.capsules, batch.labels)
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
-    poses = torch.take_along_dim(encoding.capsules, batch.labels.unsqueeze(-1), dim=1)
-    predictions = objects(encoding.lengths, count)
-    return ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count], errors, batch.labels, poses, predictions[:, 0]
+    found, predictions = poses_of(encoding.capsules, batch.labels), objects(encoding.lengths, count)
+    return ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count], errors, batch.labels, found, predictions[:, 0]
 
 
 def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:

@@ -14,6 +14,7 @@ from functools import partial
 from types import FrameType
 
 import uvicorn
+from fastapi import FastAPI
 
 from service.app import create_app
 from service.bundle import BundleError
@@ -80,7 +81,12 @@ def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None
     allocator.return_large_blocks()
     app = create_app(settings)
     service: Service = app.state.service
-    config = uvicorn.Config(
+    Server(configured(app, settings), service.catalogue, settings.linger, listened).run([listener])
+
+
+def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    service: Service = app.state.service
+    return uvicorn.Config(
         app,
         http=partial(Protocol, patience=settings.patience, count=service.metrics.refused),  # type: ignore[arg-type]  # called as a class
         log_config=None,  # logs.py has set it
@@ -92,4 +98,3 @@ def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None
         timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close
         timeout_graceful_shutdown=math.ceil(settings.drain),
     )
-    Server(config, service.catalogue, settings.linger, listened).run([listener])

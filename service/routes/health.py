@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service import state
-from service.catalogue import Catalogue
 from service.routes.direct import RESPONSES, Bare
 from service.schemas import Liveness, Readiness
 
@@ -26,8 +23,8 @@ async def live(request: Request) -> Response:
 @router.get("/readyz", response_model=Readiness, responses={503: {"model": Readiness, "description": "send no requests here"}})
 async def ready(request: Request) -> Response:
     """Whether to send requests here: 503 while warming, draining or failing."""
-    found = _state(state.of(request).catalogue)
-    return JSONResponse({"ready": found == "ready", "state": found}, 200 if found == "ready" else 503)
+    catalogue = state.of(request).catalogue
+    return JSONResponse({"ready": catalogue.ready, "state": catalogue.state}, 200 if catalogue.ready else 503)
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}})
@@ -36,11 +33,3 @@ async def metrics(request: Request) -> Response:
     service = state.of(request)
     service.measure()
     return Response(await service.siblings.metrics(service.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
-
-
-def _state(catalogue: Catalogue) -> Literal["ready", "warming", "draining", "failing"]:
-    if catalogue.draining:
-        return "draining"
-    if not catalogue.warm:
-        return "warming"
-    return "ready" if catalogue.ready else "failing"

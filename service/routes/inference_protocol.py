@@ -132,8 +132,7 @@ def _metadata(served: Served) -> Response:
 
 
 def _ready(request: Request, served: Served) -> Response:
-    catalogue = state.of(request).catalogue
-    serves = catalogue.warm and not catalogue.draining and served.sound
+    serves = state.of(request).catalogue.serves(served)
     return JSONResponse({"name": served.manifest.name, "ready": serves}, 200 if serves else 503)
 
 

@@ -3,33 +3,27 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from http import HTTPStatus
 
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from service.errors import Busy, KeyWanted, ServiceError, TooSlow
+from service.errors import ServiceError
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
 
 
-def problem(status: int, title: str, detail: str, headers: dict[str, str] | None = None) -> Response:
+def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     body["error"] = detail  # where clients of the Open Inference Protocol look
     return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, MEDIA_TYPE)
 
 
 def of(error: ServiceError) -> Response:
-    headers = {}
-    if isinstance(error, Busy):
-        headers["Retry-After"] = str(error.retry_after)
-    if isinstance(error, TooSlow):
-        headers["Connection"] = "close"
-    if isinstance(error, KeyWanted):
-        headers["WWW-Authenticate"] = 'Bearer, Basic realm="capserve: any user, the key as password"'
-    return problem(error.status, error.title, error.detail, headers)
+    return problem(error.status, error.title, error.detail, error.headers)
 
 
 async def on_service_error(request: Request, error: Exception) -> Response:

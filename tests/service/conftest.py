@@ -7,10 +7,8 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
@@ -20,8 +18,8 @@ from PIL import Image, ImageDraw
 from service import catalogue
 from service.app import create_app
 from service.engine import CapsNet
+from service.process.server import configured
 from service.settings import Settings
-from service.web.protocol import Protocol
 
 BUNDLES = Path(__file__).parent.parent / "bundles"
 TINY = BUNDLES / "tiny"
@@ -54,9 +52,7 @@ def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int 
     """A server of its own for a test that needs other settings; gives a client that knows where it is."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
-    protocol = partial(Protocol, patience=chosen.patience, count=app.state.service.metrics.refused)
-    http: Any = protocol  # uvicorn calls it as a class
-    server = uvicorn.Server(uvicorn.Config(app, http=http, log_level="warning", timeout_graceful_shutdown=5, ws="none"))
+    server = uvicorn.Server(configured(app, chosen))
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

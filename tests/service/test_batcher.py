@@ -184,7 +184,7 @@ async def test_a_full_queue_answers_at_once():
     with pytest.raises(Busy) as refusal:
         await house.batcher.submit(pictures(1))
     assert time.perf_counter() - began < 0.5
-    assert (refusal.value.reason, refusal.value.retry_after) == ("full", 1)
+    assert (refusal.value.reason, refusal.value.headers) == ("full", {"Retry-After": "1"})
     with pytest.raises(Busy):
         house.batcher.admit()
     with pytest.raises(TooLarge, match="at most 5"):  # it will never fit, so to ask again is no use
