@@ -22,7 +22,7 @@ class Settings(BaseSettings):
     variant: Literal["auto", "fp32", "int8"] = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is CUDA where it works; cuda does not start without")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
-    cuda_memory: int = Field(2, ge=1, description="GiB that ONNX Runtime's arena may take on the GPU, a graph; a model has two")
+    cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for each graph; a model has two graphs")
     workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")
     threads: int | None = Field(
         None, ge=1, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
@@ -33,7 +33,7 @@ class Settings(BaseSettings):
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")
     deadline: float = Field(
-        10.0, gt=0, le=3600, description="seconds after its last byte in which a request must begin to be computed; 504"
+        10.0, gt=0, le=3600, description="seconds from a request's last byte until its computation must have begun; else 504"
     )
     patience: float = Field(30.0, gt=0, le=3600, description="seconds a request's head may take to come, and then its body; 408")
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
