@@ -22,7 +22,7 @@ class Settings(BaseSettings):
     variant: Literal["auto", "fp32", "int8"] = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
     device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is CUDA where it works; cuda does not start without")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
-    cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for each graph; a model has two graphs")
+    cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for a graph; a model has two")
     workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")
     threads: int | None = Field(
         None, ge=1, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"

@@ -6,8 +6,9 @@ import pytest
 import torch
 
 from tests.training import drawn
-from training.data import DataSet, find, load
+from training.data import DataSet, load
 from training.errors import DataError
+from training.sources import find
 
 # Networks of the tests are small: one thread is faster than two that wait for each other, here and in child processes.
 torch.set_num_threads(1)

@@ -8,7 +8,8 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-from training.data import FILES, IDX_IMAGES, IDX_LABELS
+from training.data import IDX_IMAGES, IDX_LABELS
+from training.sources import FILES
 
 CLASSES = 10
 

@@ -16,12 +16,12 @@ from training import checkpoint
 from training.__main__ import main
 from training.augment import AUGMENTATIONS
 from training.config import PRESETS
-from training.data import SOURCES
 from training.devices import DTYPES
 from training.losses import LOSSES
 from training.pairs import ARRANGEMENTS
 from training.routing import ROUTINGS
 from training.schedules import SCHEDULES
+from training.sources import SOURCES
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]

@@ -14,8 +14,9 @@ import torch
 
 from tests.training import drawn
 from training import data as reader
-from training.data import FILES, IDX_IMAGES, IDX_LABELS, SOURCES, DataSet, Source, load
+from training.data import IDX_IMAGES, IDX_LABELS, DataSet, load
 from training.errors import DataError, UnknownNameError
+from training.sources import FILES, SOURCES, Source
 
 
 @pytest.fixture
