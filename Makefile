@@ -37,7 +37,7 @@ bench: .venv/dev         ## the speed claims, measured as ratios on this machine
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.encoders
 	$(BIN)/python -m benchmarks.serving
-	$(BIN)/python -m benchmarks.load
+	$(BIN)/python -m benchmarks.overload
 
 TARGET ?= cpu
 SBOM ?= sbom.cdx.json

@@ -1,0 +1,98 @@
+"""Twice what a server can do, for a minute: `python -m benchmarks.overload`; `tests/service/test_load.py` is the same in short.
+
+Some are answered, the others refused at once, and memory stays as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+from collections import Counter
+from dataclasses import dataclass, field
+from statistics import median, quantiles
+
+from benchmarks.load import put, request
+from benchmarks.server import SHIPPED, Server, capserve
+from service import bundle
+
+MINUTE = 60.0
+CONCURRENCY = 32
+IMAGES = 64  # in a request: with fewer, this client and not the model would be what cannot keep up
+FLAT = 32.0  # MB that a minute may add to a process which is warm
+PROMPT = 0.1  # seconds for a refusal, at the median
+
+
+@dataclass
+class Overload:
+    """What became of requests that did not wait for one another; seconds by status, and memory in MB while they came."""
+
+    seconds: dict[int, list[float]] = field(default_factory=lambda: {200: [], 503: []})
+    others: Counter[str] = field(default_factory=Counter)
+    memory: list[float] = field(default_factory=list)
+
+
+def main() -> int:
+    with capserve(bundle.read(SHIPPED), "auto") as server:
+        raw = _tensors()
+        put(server.port, [raw], CONCURRENCY, 2)  # it is warm then
+        capacity = put(server.port, [raw], 6, 5).rate  # enough to fill it, and few enough that nobody is refused
+        found = asyncio.run(_overload(server, raw, 2 * capacity, MINUTE))
+    served, refused = found.seconds[200], found.seconds[503]
+    growth = max(found.memory[len(found.memory) // 4 :]) - found.memory[len(found.memory) // 4]
+    print(f"capacity {capacity:.1f} requests/s of {IMAGES} pictures; asked for twice that for {MINUTE:g} s")
+    print(f"served   {len(served) / MINUTE:.1f}/s, median {median(served):.3f} s, p99 {quantiles(served, n=100)[98]:.3f} s")
+    print(f"refused  {len(refused) / MINUTE:.1f}/s, median {median(refused):.4f} s, p99 {quantiles(refused, n=100)[98]:.4f} s")
+    print(f"others   {dict(found.others) or 'none'}")
+    print(f"memory   {found.memory[-1]:.0f} MB, {growth:.1f} MB more than after the first quarter")
+    kept = not found.others and median(refused) < PROMPT and growth < FLAT and len(served) > 0.6 * capacity * MINUTE
+    print("reached" if kept else f"MISSED: nothing but 200 and 503, refusals within {PROMPT} s, no more than {FLAT:g} MB")
+    return 0 if kept else 1
+
+
+def _tensors() -> bytes:
+    """A request of many pictures for the Open Inference Protocol, which is little work for whoever sends it."""
+    data = {"binary_data_size": IMAGES * 28 * 28 * 4}
+    tensor = {"name": "images", "shape": [IMAGES, 1, 28, 28], "datatype": "FP32", "parameters": data}
+    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "lengths"}]}).encode()
+    raw = request("/v2/models/compact/infer", "application/octet-stream", head + bytes(data["binary_data_size"]))
+    return raw.replace(b"\r\n\r\n", f"\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n".encode(), 1)
+
+
+async def _overload(server: Server, raw: bytes, rate: float, seconds: float) -> Overload:
+    found, asked, began = Overload(), set[asyncio.Task[None]](), time.perf_counter()
+    sent = 0
+    while (now := time.perf_counter() - began) < seconds:
+        while sent < now * rate:
+            task = asyncio.create_task(_ask(server.port, raw, found))
+            asked.add(task)
+            task.add_done_callback(asked.discard)
+            sent += 1
+        if len(found.memory) < now:
+            found.memory.append(server.resident_megabytes())
+        await asyncio.sleep(0.002)
+    await asyncio.gather(*asked)
+    return found
+
+
+async def _ask(port: int, raw: bytes, found: Overload) -> None:
+    """One request on a connection of its own, as the world's clients come."""
+    began = time.perf_counter()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(raw)
+        head = (await reader.readuntil(b"\r\n\r\n")).lower()
+        writer.close()
+    except (OSError, asyncio.IncompleteReadError) as error:
+        found.others[type(error).__name__] += 1
+        return
+    status = int(head.split()[1])
+    if status == 200 or (status == 503 and b"retry-after: " in head):
+        found.seconds[status].append(time.perf_counter() - began)
+    else:
+        found.others[str(status)] += 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
