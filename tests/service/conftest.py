@@ -48,8 +48,10 @@ def reaching(url: str, timeout: float = 20) -> httpx.Client:
 
 
 @contextmanager
-def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0) -> Iterator[httpx.Client]:
-    """A server of its own for a test that needs other settings; gives a client that knows where it is."""
+def serving(
+    chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0, answers: str = "/readyz"
+) -> Iterator[httpx.Client]:
+    """A server of its own for a test that needs other settings, once it answers there; gives a client that knows where it is."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
     server = uvicorn.Server(configured(app, chosen))
@@ -57,19 +59,21 @@ def serving(chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int 
     thread.start()
     try:
         with reaching(f"http://127.0.0.1:{listener.getsockname()[1]}") as client:
-            wait_until_ready(client)
+            wait_until_ready(client, path=answers)
             yield client
     finally:
         server.should_exit = True
         thread.join()
 
 
-def wait_until_ready(client: httpx.Client, seconds: float = 20, lives: Callable[[], bool] = lambda: True) -> None:
+def wait_until_ready(
+    client: httpx.Client, seconds: float = 20, lives: Callable[[], bool] = lambda: True, path: str = "/readyz"
+) -> None:
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         assert lives(), "the server ended before it was ready"
         try:
-            if client.get("/readyz").status_code == 200:
+            if client.get(path).status_code == 200:
                 return
         except httpx.TransportError:
             pass

@@ -21,8 +21,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
 ) -> None:
     warm = threading.Event()
     monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warm.wait(10))
-    monkeypatch.setattr("tests.service.conftest.wait_until_ready", lambda client: _until_it_listens(client))
-    with serving(settings(), nets) as client:
+    with serving(settings(), nets, answers="/healthz") as client:
         assert client.get("/healthz").status_code == 200
         answer = client.get("/readyz")
         assert (answer.status_code, answer.json()["state"]) == (503, "warming")
@@ -60,12 +59,3 @@ def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNe
         assert await listening
 
     asyncio.run(scenario())
-
-
-def _until_it_listens(client: httpx.Client) -> None:
-    for _ in range(1000):
-        try:
-            client.get("/healthz")
-            return
-        except httpx.ConnectError:
-            threading.Event().wait(0.01)

@@ -161,7 +161,7 @@ BLANK = {
 }
 
 
-@pytest.mark.parametrize("picture", BLANK.values(), ids=BLANK.keys())
+@pytest.mark.parametrize("picture", BLANK.values(), ids=BLANK)
 def test_where_nothing_is_written_nothing_is_seen(picture: Image.Image) -> None:
     assert not images.prepare(picture, SHAPE, normalise=True).any()
 
@@ -227,14 +227,14 @@ def test_a_digit_is_not_taken_for_a_sheet(picture: Callable[[], Image.Image]) ->
     assert sheet_of(np.asarray(picture().convert("RGB"), np.float32) / 255) is None
 
 
-BLANK = {
+NOTHING_ON_THEM = {
     "a box": lambda: drawings.grey(np.pad(np.zeros((60, 60)), 20, constant_values=1.0), 0.0, 1.0),
     "a darker sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 170, np.uint8), 30, constant_values=248)),
     "a sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 240, np.uint8), 30, constant_values=60)),
 }
 
 
-@pytest.mark.parametrize("picture", BLANK.values(), ids=BLANK)
+@pytest.mark.parametrize("picture", NOTHING_ON_THEM.values(), ids=NOTHING_ON_THEM)
 def test_what_has_nothing_on_it_is_what_there_is_to_see(picture: Callable[[], Image.Image]) -> None:
     ink = ink_of(picture())
     assert ink[ink.shape[0] // 2, ink.shape[1] // 2] > 0.9
