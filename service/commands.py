@@ -90,8 +90,8 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
             print(f"capserve: {path}: {error}", file=sys.stderr)
             status = 1
         else:
-            seen = net.perceive(image[None], np.array([True]))
-            print(json.dumps({"file": str(path), **answer.prediction(net.manifest, seen, 0, reconstruct)}))
+            perception = net.perceive(image[None], np.array([True]))
+            print(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, reconstruct)}))
     return status
 
 

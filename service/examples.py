@@ -23,8 +23,8 @@ def add(document: dict[str, Any], served: Served) -> None:
     start, end = (len(manifest.classes) - 1 - back for back in (FROM, TO))
     prototypes = np.array(manifest.prototypes, np.float32)
     picture = net.reconstruct(prototypes[start : start + 1], np.array([start]))
-    seen = net.perceive(picture, np.array([True]))
-    said = answer.prediction(manifest, seen, 0, drawings=True)
+    perception = net.perceive(picture, np.array([True]))
+    said = answer.prediction(manifest, perception, 0, drawings=True)
     sent = base64.b64encode(images.png(picture[0])).decode()
     tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
     paths = document["paths"]

@@ -31,7 +31,7 @@ from service import bundle
 from service.engine import CapsNet
 from service.errors import TurnedAway
 from service.verdict import Verdict
-from service.web.visit import Stage
+from service.web.visits import Stage
 
 MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)
@@ -78,11 +78,7 @@ class Metrics:
         self.batch_seconds = histogram("batch_duration_seconds", "What a batch took to run.", "model", "graph")
         self.queue_images = gauge("queue_images", "Images that wait for a model.", "model", "graph", across="livesum")
         self.queue_limit = gauge(
-            "queue_limit_images",
-            "Images that may wait for a model; more are turned away.",
-            "model",
-            "graph",
-            across="livesum",
+            "queue_limit_images", "Images that may wait for a model; more are turned away.", "model", "graph", across="livesum"
         )
         self.failures = counter("model_failures_total", "Batches on which the runtime itself failed.", "model")
 
@@ -107,10 +103,7 @@ class Metrics:
         self.model_info = gauge(
             "model_info",
             "1 for each model served, 0 for one that another has replaced.",
-            "model",
-            "version",
-            "variant",
-            "preset",
+            *("model", "version", "variant", "preset"),
             across="livemax",
         )
         self.provider_info = gauge(

@@ -17,7 +17,7 @@ from service.engine import CapsNet, Labels, Perception
 from service.errors import TurnedAway
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
-from service.web.visit import Stages
+from service.web.visits import Stages
 
 logger = logging.getLogger(__name__)
 
@@ -34,7 +34,7 @@ class Served(GraphObserver):
         self.net, self.manifest = net, net.manifest
         # Of graphs and prototypes both: the version names the graphs alone.
         self.digest = hashlib.blake2s(net.manifest.model_dump_json().encode(), digest_size=12).hexdigest()
-        self.seen = PredictionObserver(metrics, name, net.manifest.classes)
+        self.observer = PredictionObserver(metrics, name, net.manifest.classes)
         self.failures_in_a_row = 0
         self.hangs = False
         self._deadline = settings.deadline
@@ -109,10 +109,10 @@ class Served(GraphObserver):
 
     def _run(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
         """On a runner. Only where both graphs worked are the failures over: a broken decoder is not mended by an encoder."""
-        seen = self.net.perceive(images, drawn)
+        perception = self.net.perceive(images, drawn)
         if drawn.any():
             self.failures_in_a_row = 0
-        return seen
+        return perception
 
     async def probe(self) -> None:
         """One picture through the queue: nobody sends requests to a server that is not ready, so it must ask itself."""

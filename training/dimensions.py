@@ -41,7 +41,7 @@ class Poses:
         return Poses(self.poses[chosen], self.labels[chosen]) if chosen.any() else self
 
 
-def seen(model: Model, batches: Iterable[Batch]) -> Poses:
+def poses_of_objects(model: Model, batches: Iterable[Batch]) -> Poses:
     found, labels = [], []
     for batch in batches:
         found.append(poses_of(model.classify(batch.images).capsules, batch.labels).flatten(0, 1))

@@ -22,7 +22,7 @@ from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
 from training.config import CapsuleNet, Config
 from training.data import DataSet, Digits
-from training.dimensions import aligned, dimensions, seen
+from training.dimensions import aligned, dimensions, poses_of_objects
 from training.errors import DataError, ExportError
 from training.evaluate import Evaluation, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
@@ -90,7 +90,7 @@ def _build(
     if not all(bool(weights.isfinite().all()) for weights in trained.state_dict().values()):
         raise ExportError("expected finite weights, found some that are no number: there is nothing to export in this run")
     samples = partial(_samples, validation, checkpoint)
-    network = graphs.storable(aligned(trained, seen(TorchModel(trained), samples())))
+    network = graphs.storable(aligned(trained, poses_of_objects(TorchModel(trained), samples())))
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
@@ -102,7 +102,7 @@ def _build(
     measured = {variant: measurement(evaluate(model, batches(), len(data.classes))) for variant, model in models.items()}
     found = [f"{variant} {each.error.percent:.2f} %" for variant, each in measured.items()]
     say(f"validation error: {', '.join(found)}")
-    turns = dimensions(models["fp32"], seen(models["fp32"], samples()))
+    turns = dimensions(models["fp32"], poses_of_objects(models["fp32"], samples()))
     _write_example(models, torch.tensor(usually.prototypes), folder)
     net = config.network
     bundle.write(

@@ -21,8 +21,8 @@ from service.routes.direct import RESPONSES, Bare
 from service.served import Served
 from service.state import Service
 from service.tensors import Inference, InferenceRequest, Port
-from service.web import body, departure, visit
-from service.web.visit import Visit
+from service.web import body, departure, visits
+from service.web.visits import Visit
 
 HEADER_SIZE = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
@@ -31,9 +31,9 @@ SLACK = 1e-3  # what resizing may overshoot [0, 1] by
 SMALL_BYTES = 1 << 16  # read and written on the event loop: sooner done than handed to a thread
 
 OUTPUTS: dict[str, Callable[[Perception], Array]] = {
-    LENGTHS.name: lambda seen: seen.lengths,
-    CAPSULES.name: lambda seen: seen.capsules,
-    RECONSTRUCTIONS.name: lambda seen: seen.drawings[:, 0],
+    LENGTHS.name: lambda perception: perception.lengths,
+    CAPSULES.name: lambda perception: perception.capsules,
+    RECONSTRUCTIONS.name: lambda perception: perception.drawings[:, 0],
 }
 
 
@@ -137,7 +137,7 @@ def _ready(request: Request, served: Served) -> Response:
 
 
 async def _infer(request: Request, find: Callable[[], Served], names: dict[str, str]) -> Response:
-    service, seen = state.of(request), visit.of(request.scope)
+    service, visit = state.of(request), visits.of(request.scope)
     service.catalogue.admit()
     find().admit()
     if request.headers.get("content-encoding", "identity") != "identity":
@@ -145,23 +145,23 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the body took its time, and the model may be another by now
     with departure.heeded(request):
-        with seen.stage("decode"):
+        with visit.stage("decode"):
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
-            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, seen.complete)
+            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
-        perception, stages = await served.perceive(images, seen.complete, RECONSTRUCTIONS.name in inference.outputs)
-        seen.stages |= stages
-        answer.count(served.manifest, perception, served.seen)
-        return await _answer(service, seen, inference, perception, names, len(sent))
+        perception, stages = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
+        visit.stages |= stages
+        answer.count(served.manifest, perception, served.observer)
+        return await _answer(service, visit, inference, perception, names, len(sent))
 
 
 async def _answer(
-    service: Service, seen: Visit, inference: Inference, perception: Perception, names: dict[str, str], sent: int
+    service: Service, visit: Visit, inference: Inference, perception: Perception, names: dict[str, str], sent: int
 ) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
-    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write, seen.complete)
+    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write, visit.complete)
     if json_size is None:
         return Response(content, media_type="application/json")
     return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")

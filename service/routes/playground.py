@@ -11,7 +11,7 @@ from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
 from service import reference, state
-from service.web import headers, visit
+from service.web import headers, visits
 
 FOLDER = Path(__file__).parent.parent / "playground"
 PAGE = "index.html"
@@ -75,7 +75,7 @@ async def docs(request: Request) -> Response:
 async def _document(request: Request) -> dict[str, Any]:
     service = state.of(request)
     service.catalogue.admit()
-    document: dict[str, Any] = await service.crew.do(request.app.openapi, visit.of(request.scope).complete)
+    document: dict[str, Any] = await service.crew.do(request.app.openapi, visits.of(request.scope).complete)
     return document
 
 

@@ -18,8 +18,8 @@ from service.routes.direct import RESPONSES, Direct
 from service.schemas import Prediction, Predictions, PredictQuery
 from service.served import Served
 from service.state import Service
-from service.web import body, departure, visit
-from service.web.visit import Visit
+from service.web import body, departure, visits
+from service.web.visits import Visit
 
 router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 
@@ -50,24 +50,24 @@ MANY = {
 @router.post("/predict", response_model=Prediction, openapi_extra={"requestBody": {"required": True, "content": ONE}})
 async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
-    service, seen = state.of(request), visit.of(request.scope)
+    service, visit = state.of(request), visits.of(request.scope)
     _admitted(service, query)
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
     picture = body.picture(request.headers.get("content-type", ""), sent)
     del sent  # what waits for the model need not be in memory twice
     with departure.heeded(request):
-        with seen.stage("decode"):
-            image = await _image(service, served, picture, query, seen)
-        perception = await _perceive(served, image[None], seen)
+        with visit.stage("decode"):
+            image = await _image(service, served, picture, query, visit)
+        perception = await _perceive(served, image[None], visit)
     taken = image if query.input else None
-    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.seen, taken))
+    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.observer, taken))
 
 
 @router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
 async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Many pictures at once. One that cannot be read fails the request and is named by its index."""
-    service, seen = state.of(request), visit.of(request.scope)
+    service, visit = state.of(request), visits.of(request.scope)
     _admitted(service, query)
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
@@ -75,10 +75,10 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     del sent
     served.admit(len(pictures))
     with departure.heeded(request):
-        with seen.stage("decode"):
-            decoded = [await _indexed(service, served, index, each, query, seen) for index, each in enumerate(pictures)]
-        perception = await _perceive(served, np.stack(decoded), seen)
-    said = partial(answer.prediction, served.manifest, perception, drawings=query.reconstruct, observer=served.seen)
+        with visit.stage("decode"):
+            decoded = [await _indexed(service, served, index, each, query, visit) for index, each in enumerate(pictures)]
+        perception = await _perceive(served, np.stack(decoded), visit)
+    said = partial(answer.prediction, served.manifest, perception, drawings=query.reconstruct, observer=served.observer)
     taken = decoded if query.input else [None] * len(pictures)
     return _json({"model": served.manifest.name, "predictions": [said(row, taken=each) for row, each in enumerate(taken)]})
 
@@ -91,14 +91,14 @@ def _admitted(service: Service, query: PredictQuery) -> Served:
     return served
 
 
-async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, seen: Visit) -> Array:
+async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
     if len(data) <= SMALL_BYTES:
         try:
             return _decoded(data, min(SMALL_PIXELS, service.settings.max_pixels), served, query)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), seen.complete)
+    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), visit.complete)
 
 
 def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
@@ -107,18 +107,18 @@ def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) 
     return images.prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
 
 
-async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, seen: Visit) -> Array:
+async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit) -> Array:
     await asyncio.sleep(0)  # others have their turn between two pictures
     try:
-        return await _image(service, served, data, query, seen)
+        return await _image(service, served, data, query, visit)
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"
         raise
 
 
-async def _perceive(served: Served, pictures: Array, seen: Visit) -> Perception:
-    perception, stages = await served.perceive(pictures, seen.complete)
-    seen.stages |= stages
+async def _perceive(served: Served, pictures: Array, visit: Visit) -> Perception:
+    perception, stages = await served.perceive(pictures, visit.complete)
+    visit.stages |= stages
     return perception
 
 

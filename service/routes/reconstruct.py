@@ -24,7 +24,7 @@ from service.routes.direct import RESPONSES, Direct, refusal
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
 from service.served import Served
 from service.state import Service
-from service.web import departure, headers, visit
+from service.web import departure, headers, visits
 
 SMALL_SHEET = 1 << 17  # pixels written on the event loop
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
@@ -196,9 +196,9 @@ def _check_sheet(drawings: int, size: int) -> None:
 
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels) -> Array:
     """(n, C, H, W)"""
-    seen = visit.of(request.scope)
-    drawings, stages = await served.draw(poses, classes, seen.arrived)
-    seen.stages |= stages
+    visit = visits.of(request.scope)
+    drawings, stages = await served.draw(poses, classes, visit.arrived)
+    visit.stages |= stages
     return drawings
 
 
@@ -206,7 +206,7 @@ async def _png(request: Request, service: Service, rows: Array, size: int, names
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
     small = rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
-    return Response(write() if small else await service.crew.do(write, visit.of(request.scope).arrived), media_type=AS_PNG)
+    return Response(write() if small else await service.crew.do(write, visits.of(request.scope).arrived), media_type=AS_PNG)
 
 
 def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:

@@ -11,13 +11,13 @@ class Bodies:
         self.held = 0
 
     def take(self, size: int) -> None:
-        self.make_sure(size)
+        self.admit(size)
         self.held += size
 
     def release(self, size: int) -> None:
         self.held -= size
 
-    def make_sure(self, size: int) -> None:
+    def admit(self, size: int) -> None:
         """Raises Busy when that many more would be too many."""
         if self.held + size > self._most:
             raise Busy("other requests' bodies fill the memory there is for them; ask again later", "bodies")

@@ -14,7 +14,7 @@ from starlette.requests import Request
 from service import state
 from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
 from service.tensors import MOST_VALUES
-from service.web import multipart, visit
+from service.web import multipart, visits
 
 ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
 MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"
@@ -22,25 +22,25 @@ MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@tw
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
     """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
-    bodies, seen = state.of(request).bodies, visit.of(request.scope)
+    bodies, visit = state.of(request).bodies, visits.of(request.scope)
     announced = request.headers.get("content-length", "0")
     if announced.isdigit():
         if int(announced) > max_body:
             raise TooLarge(_too_large(max_body))
-        bodies.make_sure(int(announced))
+        bodies.admit(int(announced))
     chunks = []
     try:
         async with asyncio.timeout(patience):
             async for chunk in request.stream():
-                if seen.holds + len(chunk) > max_body:
+                if visit.holds + len(chunk) > max_body:
                     raise TooLarge(_too_large(max_body))
                 bodies.take(len(chunk))
-                seen.holds += len(chunk)
+                visit.holds += len(chunk)
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
     finally:
-        seen.complete = time.monotonic()
+        visit.complete = time.monotonic()
     return b"".join(chunks)
 
 

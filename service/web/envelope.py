@@ -20,7 +20,7 @@ from service.errors import Busy, KeyWanted, ServiceError
 from service.metrics import Metrics
 from service.routes import playground
 from service.settings import Settings
-from service.web import problems, visit
+from service.web import problems, visits
 from service.web.bodies import Bodies
 from service.web.problems import CLIENT_LEFT
 
@@ -55,7 +55,7 @@ class Envelope:
         method: str = scope["method"]
         if method == "HEAD":  # answered as GET is; the server below leaves the body out
             scope = {**scope, "method": "GET"}
-        seen = visit.begin(scope)
+        visit = visits.begin(scope)
         status = 0
 
         async def stamped(message: Message) -> None:
@@ -63,8 +63,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 headers = message["headers"]
-                headers.append((b"x-request-id", seen.id.encode()))
-                headers.append((b"server-timing", seen.server_timing().encode()))
+                headers.append((b"x-request-id", visit.id.encode()))
+                headers.append((b"server-timing", visit.server_timing().encode()))
                 if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
                     headers.append((b"connection", b"close"))
             await send(message)
@@ -83,12 +83,12 @@ class Envelope:
             logger.exception("a fault of the server's own")
             if status:
                 raise  # too late for an answer: uvicorn cuts the connection
-            await problems.problem(500, "internal error", f"a fault of the server's own, logged as {seen.id}")(
+            await problems.problem(500, "internal error", f"a fault of the server's own, logged as {visit.id}")(
                 scope, receive, stamped
             )
         finally:
-            self._bodies.release(seen.holds)
-            self._close(method, scope, seen, status or CLIENT_LEFT)
+            self._bodies.release(visit.holds)
+            self._close(method, scope, visit, status or CLIENT_LEFT)
 
     async def _refuse(self, error: ServiceError, scope: Scope, receive: Receive, send: Send) -> None:
         self._metrics.refused(error)
@@ -98,14 +98,14 @@ class Envelope:
         assert self._key is not None
         return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
 
-    def _close(self, method: str, scope: Scope, seen: visit.Visit, status: int) -> None:
+    def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
-        seconds = time.monotonic() - seen.arrived
-        self._metrics.answered(route, status, time.monotonic() - seen.complete, seen.stages)  # not what the way here took
+        seconds = time.monotonic() - visit.arrived
+        self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # not what the way here took
         if status == CLIENT_LEFT:
             self._metrics.left()
         if self._tracing is not None:
-            self._tracing.visited(f"{method} {route}", scope["headers"], seen, status, seconds)
+            self._tracing.visited(f"{method} {route}", scope["headers"], visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import Poses, aligned, dimensions, rotation, seen
+from training.dimensions import Poses, aligned, dimensions, poses_of_objects, rotation
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -48,7 +48,7 @@ def test_turned_axes_change_no_answer(shared: bool, sees_class: bool, hidden: tu
     generator = torch.Generator().manual_seed(1)
     labels = torch.arange(40) % 10
     images = torch.rand(40, 1, 28, 28, generator=generator)
-    found = seen(TorchModel(before), [Batch(images, labels[:, None], images[:, None])])
+    found = poses_of_objects(TorchModel(before), [Batch(images, labels[:, None], images[:, None])])
     after = aligned(before, found)
     ours, theirs = before.encoder(images), after.encoder(images)
     torch.testing.assert_close(ours.lengths, theirs.lengths)
