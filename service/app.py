@@ -35,8 +35,9 @@ DECODERS = 4  # threads at most, shared by workers: a picture of max_pixels take
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, siblings: Siblings | None = None) -> FastAPI:
     """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
     nets = catalogue.load(settings) if nets is None else nets
-    catalogue.default(settings, nets)  # may raise, as the next may, and so comes before metrics: with several workers these leave
-    tracing = _tracing(settings)  # a file, which each scrape reads
+    # Both may raise, so they come before metrics, which with several workers leave files that each scrape reads.
+    catalogue.default(settings, nets)
+    tracing = _tracing(settings)
     metrics = Metrics()
     serving = Catalogue(nets, settings, metrics)
     decoders = max(1, min(settings.threads or cpus.available(), DECODERS) // settings.workers)

@@ -143,7 +143,7 @@ class OtherSeed(_Part):
 class Metrics(_Part):
     parity: FiniteFloat = Field(ge=0)  # largest difference torch against ONNX Runtime, over all outputs, same weights
     validation: dict[Variant, Measured] = {}
-    test: dict[Variant, Measured] = {}  # this and the next are filled by `captrain evaluate --record` alone
+    test: dict[Variant, Measured] = {}  # this and the next are for `captrain evaluate --record`; export keeps the next
     other_seeds: tuple[OtherSeed, ...] = ()
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from ctypes import c_bool
 from pathlib import Path
@@ -35,6 +36,7 @@ def serve(settings: Settings) -> int:
     with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
         server.serve(settings, listener, c_bool())
+    _leave_what_hangs()
     return 0
 
 
@@ -46,9 +48,9 @@ def work(settings: Settings, place: int, address: tuple[str, int], listened: c_b
         from service.process import server
 
         metrics.keep_at(place)
-
         with listening.join(address) as listener:
             server.serve(settings, listener, listened)
+        _leave_what_hangs()
     except (BundleError, StartError) as error:
         logger.error("%s", error)
         sys.exit(workers.CANNOT_START)
@@ -98,6 +100,13 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
 def _end_with_the_reader() -> None:
     """When `| head` has seen enough, as other programs do: by the signal, not with a traceback."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+
+
+def _leave_what_hangs() -> None:
+    """Ends a process of which a thread is still in a runtime: an interpreter that takes itself apart around it would abort."""
+    if any(thread.daemon for thread in threading.enumerate()):
+        logging.shutdown()
+        os._exit(0)
 
 
 def _begin(settings: Settings, leave: Callable[[int], object] = os._exit) -> None:

@@ -10,6 +10,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable
+from contextvars import copy_context
 from queue import SimpleQueue
 from typing import Any, TypeVar
 
@@ -65,7 +66,7 @@ class Crew:
 async def apart(job: Callable[[], T]) -> T:
     """The job's result, from a thread of its own: where it hangs in a runtime, the process can end without it."""
     errand = _Errand(job, asyncio.get_running_loop())
-    threading.Thread(target=errand.run, name="apart", daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(errand.run,), name="apart", daemon=True).start()  # logs name the request
     result: T = await errand.answer
     return result
 

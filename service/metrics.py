@@ -69,7 +69,7 @@ class Metrics:
         )
         self.rejections = counter(
             "rejections_total",
-            "Requests not answered as asked: full, draining, late, gone, crew, bodies, warming, failed, or what was wrong.",
+            "Requests not answered as asked: full, draining, late, gone, crew, bodies, warming, failed, replicas, or the fault.",
             "reason",
         )
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")

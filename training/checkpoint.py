@@ -27,7 +27,7 @@ class Checkpoint:
     classes: tuple[str, ...]
     data: str  # digest of the training pictures and labels
     hardware: str = ""  # all that it has run on
-    processes: int = 1  # that share each batch; every one draws its own augmentation
+    processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
     precision: str = ""  # what `auto` came to where the run began
     step: int = 0
     seconds: float = 0.0
@@ -106,9 +106,9 @@ def resumable(run: Path, config: Config, data: str, processes: int) -> Checkpoin
             f"{run / FILE} was trained on other pictures (sha256 {checkpoint.data[:12]}) than these ({data[:12]}); "
             "resume with the --data it was started with"
         )
-    if checkpoint.processes != processes:
+    if checkpoint.processes not in (0, processes):
         raise CheckpointError(
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "
             "others would come to other numbers: resume with as many"
         )
-    return replace(checkpoint, config=longer)
+    return replace(checkpoint, config=longer, processes=processes)

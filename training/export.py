@@ -70,10 +70,12 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     except BundleError as error:
         say(f"replacing a damaged bundle: {error}")
         return ()
-    if before is None or not before.metrics.test:
+    if before is None:
         return ()
-    say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
-    same = before.training.data == checkpoint.data and not Config.from_dict(before.config).differences(checkpoint.config)
+    if before.metrics.test:
+        say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
+    pictures = before.training.data in (None, checkpoint.data)
+    same = pictures and not Config.from_dict(before.config).differences(checkpoint.config)
     return before.metrics.other_seeds if same else ()
 
 

@@ -78,7 +78,7 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
-        if first.pictures != run.pictures:
+        if first.pictures not in (None, run.pictures):
             parted.append("other training pictures")
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")

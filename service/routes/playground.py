@@ -62,7 +62,9 @@ async def part(request: Request, name: str) -> Response:
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    return JSONResponse(await _document(request))
+    """With where the server is, if that is below a prefix, for clients that are made of it."""
+    document, prefix = await _document(request), request.scope.get("root_path", "").rstrip("/")
+    return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document)
 
 
 @router.get("/docs")

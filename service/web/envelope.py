@@ -22,7 +22,7 @@ from service.routes import playground
 from service.settings import Settings
 from service.web import problems, visits
 from service.web.bodies import Bodies
-from service.web.problems import CLIENT_LEFT
+from service.web.problems import CLIENT_LEFT, REFUSED
 
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
@@ -102,7 +102,7 @@ class Envelope:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
         seconds = time.monotonic() - visit.arrived
         self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # not what the way here took
-        if status == CLIENT_LEFT:
+        if status == CLIENT_LEFT and REFUSED not in scope:
             self._metrics.left()
         if self._tracing is not None:
             self._tracing.visited(f"{method} {route}", scope["headers"], visit, status, seconds)

@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
 from service.web import problems
+from service.web.problems import REFUSED
 
 logger = logging.getLogger(__name__)
 
@@ -129,6 +130,7 @@ class Protocol(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self._answer(error)
         elif cycle.more_body and not cycle.response_started and not self.pipeline:  # it is this one's body that is wrong
+            cycle.scope[REFUSED] = True  # type: ignore[literal-required]
             cycle.disconnected = True
             cycle.message_event.set()
             self._answer(error)

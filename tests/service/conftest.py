@@ -49,12 +49,14 @@ def reaching(url: str, timeout: float = 20) -> httpx.Client:
 
 @contextmanager
 def serving(
-    chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0, answers: str = "/readyz"
+    chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0, answers: str = "/readyz", prefix: str = ""
 ) -> Iterator[httpx.Client]:
     """A server of its own for a test that needs other settings, once it answers there; gives a client that knows where it is."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
-    server = uvicorn.Server(configured(app, chosen))
+    config = configured(app, chosen)
+    config.root_path = prefix
+    server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:

@@ -228,6 +228,13 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     assert client.get("/docs").status_code == 200
 
 
+def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> None:
+    with serving(settings(), nets, prefix="/below") as client:
+        assert client.get("/openapi.json").json()["servers"] == [{"url": "/below"}]
+    with serving(settings(), nets) as client:
+        assert "servers" not in client.get("/openapi.json").json()
+
+
 def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path: Path, seven: bytes) -> None:
     (tmp_path / "seven.png").write_bytes(seven)
     with serving(settings(api_key="sesame"), nets) as client:

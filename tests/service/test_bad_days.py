@@ -231,6 +231,8 @@ def test_what_is_not_http_is_refused_or_cut_off(unhurried: Process, raw: bytes, 
         await connection.close()
         return said
 
+    before = unhurried.metric("capserve_rejections_total")
     said = asyncio.run(asyncio.wait_for(babble(), 10))
+    assert unhurried.metric("capserve_rejections_total") - before == (status is not None)
     assert said == b"" if status is None else said.startswith(b"HTTP/1.1 " + status)
     assert asyncio.run(ask(unhurried, PREDICT)).status == 200

@@ -105,17 +105,24 @@ def test_told_to_stop_while_it_loads_it_exits_with_0(
 
 
 HANGS_WHEN_WARMED = """
-import sys, threading
+import sys
 from service.__main__ import main
 from service.engine import CapsNet
-CapsNet.warm_up = lambda *_: threading.Event().wait()
+def warm_up(net, most):
+    from service.bundle import IMAGES, LENGTHS
+    import numpy as np, onnxruntime as ort
+    long = np.zeros((20_000, *net.manifest.image_shape), np.float32)  # for minutes in the runtime itself
+    session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+    while True:
+        session.run([LENGTHS.name], {IMAGES.name: long})
+CapsNet.warm_up = warm_up
 sys.exit(main(["serve", "--port", "0", "--linger", "0"]))
 """
 
 
 def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with launched(log, [sys.executable, "-c", HANGS_WHEN_WARMED]) as process:
+    with launched(log, [sys.executable, "-c", HANGS_WHEN_WARMED, str(BUNDLES / "tiny" / "encoder.onnx")]) as process:
         appears(log, "http://")
         with reaching(re.findall(r"http://[\d.:]+", log.read_text())[0]) as client:
             until = time.monotonic() + 20
@@ -124,6 +131,8 @@ def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> N
                     assert client.get("/readyz").json()["state"] == "warming"
                     break
                 time.sleep(0.05)
+            else:
+                pytest.fail(log.read_text())
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert "Traceback" not in log.read_text()

@@ -61,9 +61,7 @@ def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(serve
         announced = request(path, b"").replace(b"Content-Length: 0", b"Content-Length: 99999999")
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             connection.sendall(announced)
-            began = time.monotonic()
-            assert statuses(connection.recv(65_536)) == [413], path
-            assert time.monotonic() - began < 0.9  # or it waited for the body, and its patience of a second is over
+            assert statuses(connection.recv(65_536)) == [413], path  # and no 408, for which it would have waited
 
 
 def test_headers_without_end_are_not_kept(server: Process) -> None:

@@ -157,6 +157,8 @@ def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folde
     assert f"`captrain evaluate {copy} --record` counts them again" in done.stdout
     metrics = json.loads((copy / "manifest.json").read_text())["metrics"]
     assert (metrics["test"], metrics["other_seeds"]) == ({}, seeds)
+    assert called("export", run, "--bundle", copy, "--data", folder, "--int8").returncode == 0  # again, before anybody counted
+    assert json.loads((copy / "manifest.json").read_text())["metrics"]["other_seeds"] == seeds
     (copy / "decoder.onnx").write_bytes(b"damaged")
     done = called("export", run, "--bundle", copy, "--data", folder)
     assert done.returncode == 0, done.stderr
