@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -43,11 +44,19 @@ class Process:
         self.popen.send_signal(signal.SIGTERM)
 
 
+def free_port() -> int:
+    """A port that nobody gets by chance while a server starts, as the kernel's own choices, from 32,768 on, may be: Ray takes half
+    a minute, and opens connections by the hundred."""
+    for port in random.sample(range(20_000, 30_000), 100):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RuntimeError("no port from 20,000 to 30,000 is free")
+
+
 @contextlib.contextmanager
 def process(seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, **settings: object) -> Iterator[Process]:
     """`capserve serve` of tests/bundles that lingers only where a test wants it; it must exit with 0 when it is told to stop."""
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     values = {"models": BUNDLES, "port": port, "log_level": "error", "linger": 0} | settings
     environment = os.environ | {f"CAPSERVE_{name.upper()}": str(value) for name, value in values.items()}
     slow = ["-m", "tests.service.slow_server", str(seconds_a_batch), str(seconds_a_picture)]

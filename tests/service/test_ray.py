@@ -6,7 +6,6 @@ import asyncio
 import importlib.util
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -24,7 +23,7 @@ from PIL import Image
 from service import bundle
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import drawn, encoded, wait_until_ready
-from tests.service.processes import ROOT, process
+from tests.service.processes import ROOT, free_port, process
 
 pytestmark = [
     pytest.mark.alone,
@@ -69,8 +68,7 @@ def until(true: Callable[[], bool], seconds: float = 60) -> None:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Cluster]:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [sys.executable, "-m", "tests.service.ray_cluster", str(port)]
     popen = subprocess.Popen(command, cwd=ROOT, env=os.environ | RAY, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert popen.stdin is not None
