@@ -45,8 +45,8 @@ class Process:
 
 
 def free_port() -> int:
-    """A port that nobody gets by chance while a server starts, as the kernel's own choices, from 32,768 on, may be: Ray takes half
-    a minute, and opens connections by the hundred."""
+    """A port that nobody gets by chance while a server starts, as one of the kernel's choosing, from 32,768 on, may be: Ray takes
+    half a minute, and opens connections by the hundred."""
     for port in random.sample(range(20_000, 30_000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
