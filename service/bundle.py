@@ -89,9 +89,7 @@ NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
-Percentiles = Annotated[
-    dict[Percentile, FiniteFloat], Field(min_length=2)
-]  # at least two: the verdict goes on beyond the last as between them
+Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last, verdicts go on as between two
 
 
 class _Part(BaseModel):

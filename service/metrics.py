@@ -31,7 +31,7 @@ from service import bundle
 from service.engine import CapsNet
 from service.errors import TurnedAway
 from service.verdict import Verdict
-from service.web.visits import Stage
+from service.visits import Stage
 
 MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from threading import Lock
 from typing import Any
@@ -12,6 +13,8 @@ from service import examples
 from service.catalogue import Catalogue
 from service.errors import Broken
 from service.schemas import Problem
+
+logger = logging.getLogger(__name__)
 
 
 def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any]]:
@@ -30,7 +33,8 @@ def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any
                 document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
                 try:
                     examples.add(document, served)
-                except Exception as error:  # whatever the runtime throws
+                except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log
+                    logger.exception("no examples for /docs")
                     raise Broken("the model failed at the examples of this page; ask again", "failed") from error
                 made = served.digest, document
             return made[1]

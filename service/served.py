@@ -17,7 +17,7 @@ from service.engine import CapsNet, Labels, Perception
 from service.errors import TurnedAway
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
-from service.web.visits import Stages
+from service.visits import Stages
 
 logger = logging.getLogger(__name__)
 

@@ -11,7 +11,7 @@ import time
 from importlib.metadata import version
 
 from service.errors import StartError
-from service.web.visits import Visit
+from service.visits import Visit
 
 try:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter

@@ -7,7 +7,7 @@ import logging
 from datetime import UTC, datetime
 from typing import Literal
 
-from service.web.visits import request_id
+from service.visits import request_id
 
 
 class Console(logging.Formatter):

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service import answer, state, tensors
+from service import answer, state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
@@ -21,8 +21,8 @@ from service.routes.direct import RESPONSES, Bare
 from service.served import Served
 from service.state import Service
 from service.tensors import Inference, InferenceRequest, Port
-from service.web import body, departure, visits
-from service.web.visits import Visit
+from service.visits import Visit
+from service.web import body, departure
 
 HEADER_SIZE = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]

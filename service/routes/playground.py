@@ -10,8 +10,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
-from service import reference, state
-from service.web import headers, visits
+from service import reference, state, visits
+from service.web import headers
 
 FOLDER = Path(__file__).parent.parent / "playground"
 PAGE = "index.html"

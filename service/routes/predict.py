@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
-from service import answer, images, state
+from service import answer, images, state, visits
 from service.bundle import Array
 from service.engine import Perception
 from service.errors import ServiceError, TooLarge
@@ -18,8 +18,8 @@ from service.routes.direct import RESPONSES, Direct
 from service.schemas import Prediction, Predictions, PredictQuery
 from service.served import Served
 from service.state import Service
-from service.web import body, departure, visits
-from service.web.visits import Visit
+from service.visits import Visit
+from service.web import body, departure
 
 router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 

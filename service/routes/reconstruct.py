@@ -15,7 +15,7 @@ from typing import Annotated, Any
 import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
-from service import images, pose, state
+from service import images, pose, state, visits
 from service.bundle import Array, Manifest
 from service.engine import Labels, perturb
 from service.errors import NotAcceptable, Unprocessable
@@ -24,7 +24,7 @@ from service.routes.direct import RESPONSES, Direct, refusal
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
 from service.served import Served
 from service.state import Service
-from service.web import departure, headers, visits
+from service.web import departure, headers
 
 SMALL_SHEET = 1 << 17  # pixels written on the event loop
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds

@@ -11,10 +11,10 @@ from typing import Any
 
 from starlette.requests import Request
 
-from service import state
+from service import state, visits
 from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
 from service.tensors import MOST_VALUES
-from service.web import multipart, visits
+from service.web import multipart
 
 ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
 MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"

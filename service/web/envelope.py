@@ -15,12 +15,13 @@ from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from service import visits
 from service.catalogue import Catalogue
 from service.errors import Busy, KeyWanted, ServiceError
 from service.metrics import Metrics
 from service.routes import playground
 from service.settings import Settings
-from service.web import problems, visits
+from service.web import problems
 from service.web.bodies import Bodies
 from service.web.problems import CLIENT_LEFT, REFUSED
 
