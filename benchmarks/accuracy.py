@@ -11,7 +11,8 @@ import statistics
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from service.bundle import Bundle, ErrorRate
+from service.bundle import Bundle
+from service.manifest import ErrorRate
 from training.export import measurement
 from training.subjects import opened
 

@@ -18,7 +18,8 @@ import onnxruntime
 
 from benchmarks.untrained import bundle_of
 from service import bundle
-from service.bundle import ENCODER, ENCODER_FILES, IMAGES
+from service.bundle import ENCODER, IMAGES
+from service.manifest import ENCODER_FILES
 
 LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
 BASE = ("paper", "fp32")

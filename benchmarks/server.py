@@ -12,7 +12,8 @@ import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
-from service.bundle import Bundle, Variant
+from service.bundle import Bundle
+from service.manifest import Variant
 
 ROOT = Path(__file__).resolve().parent.parent
 SHIPPED = ROOT / "models" / "compact"

@@ -27,8 +27,9 @@ from benchmarks.load import Load
 from benchmarks.server import ROOT, SHIPPED, Server, capserve, plain
 from benchmarks.untrained import bundle_of
 from service import bundle
-from service.bundle import IMAGES, LENGTHS, Bundle, Variant
+from service.bundle import IMAGES, LENGTHS, Bundle
 from service.images import prepare
+from service.manifest import Variant
 from service.process import cpus
 
 CONCURRENCY = 32

@@ -8,7 +8,8 @@ import numpy as np
 import torch
 
 from service import bundle
-from service.bundle import EXAMPLE, Bundle
+from service.bundle import Bundle
+from service.manifest import EXAMPLE
 from training import config, graphs
 from training.checkpoint import Checkpoint
 from training.export import parity, write_graphs

@@ -12,8 +12,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from service import commands, faults
-from service.bundle import BundleError
 from service.errors import StartError
+from service.manifest import BundleError
 from service.settings import Settings
 
 SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # flags are seen by everybody on the machine

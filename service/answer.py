@@ -7,8 +7,9 @@ from math import isfinite
 from typing import Any
 
 from service import images, pose, verdict
-from service.bundle import Array, Manifest
+from service.bundle import Array
 from service.engine import Perception
+from service.manifest import Manifest
 from service.metrics import PredictionObserver
 from service.pose import Pose
 from service.verdict import Verdict

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Literal
 
 from service import bundle, engine, sessions
-from service.bundle import Bundle, BundleError
+from service.bundle import Bundle
 from service.crew import apart
 from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
+from service.manifest import BundleError
 from service.metrics import Metrics
 from service.process import cpus
 from service.served import Served

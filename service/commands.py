@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.bundle import BundleError
 from service.errors import ServiceError, StartError
+from service.manifest import BundleError
 from service.process import listening, logs, siblings, workers
 from service.settings import Settings
 

@@ -15,8 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import DECODER, ENCODER, Array, Bundle, BundleError, Manifest, Variant
+from service.bundle import DECODER, ENCODER, Array, Bundle
 from service.errors import StartError
+from service.manifest import BundleError, Manifest, Variant
 from service.process import cpus
 from service.sessions import BUCKETS, CPU, Device
 

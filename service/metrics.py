@@ -27,9 +27,9 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service import bundle
 from service.engine import CapsNet
 from service.errors import TurnedAway
+from service.manifest import Manifest, Shares
 from service.verdict import Verdict
 from service.visits import Stage
 
@@ -184,12 +184,12 @@ class References(Collector):
     """
 
     def __init__(self) -> None:
-        self._manifests: dict[str, bundle.Manifest] = {}
+        self._manifests: dict[str, Manifest] = {}
 
-    def of(self, manifest: bundle.Manifest) -> None:
+    def of(self, manifest: Manifest) -> None:
         self._manifests[manifest.name] = manifest
 
-    def forget(self, manifest: bundle.Manifest) -> None:
+    def forget(self, manifest: Manifest) -> None:
         self._manifests.pop(manifest.name, None)
 
     def collect(self) -> Iterator[HistogramMetricFamily]:
@@ -207,7 +207,7 @@ class References(Collector):
         yield from (lengths, errors)
 
 
-def _add(family: HistogramMetricFamily, model: str, reference: bundle.Histogram, bounds: Sequence[float]) -> None:
+def _add(family: HistogramMetricFamily, model: str, reference: Shares, bounds: Sequence[float]) -> None:
     edges, shares = np.array(reference.edges), np.array(reference.shares)
     below = np.interp(bounds, edges, np.concatenate([[0.0], shares.cumsum()]))
     mean = float(shares @ (edges[:-1] + edges[1:]) / 2)

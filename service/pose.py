@@ -14,8 +14,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from service.bundle import Array, Manifest
+from service.bundle import Array
 from service.errors import Unprocessable
+from service.manifest import Manifest
 
 VERSION = 1
 HEAD = struct.Struct("<B8sH")

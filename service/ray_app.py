@@ -18,8 +18,8 @@ from ray import serve
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.app import create_app
-from service.bundle import BundleError
 from service.errors import Busy, NotReloaded, StartError
+from service.manifest import BundleError
 from service.process import allocator, logs
 from service.process.siblings import Siblings
 from service.settings import Settings

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import GraphSpec, Manifest, TensorSpec
+from service.bundle import GraphSpec, TensorSpec
 from service.errors import StartError
+from service.manifest import BundleError, Manifest
 from service.process import cpus
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
@@ -236,7 +237,7 @@ def _open(path: Path, options: Any, providers: list[Any]) -> Any:
         text = str(error).strip().splitlines()[0]
         if on_cuda:
             raise StartError(f"CUDA does not run {path.name}: {_missing() or text}") from error
-        raise bundle.BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {text}") from error
+        raise BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {text}") from error
     found = session.get_providers()[0]
     if on_cuda and found != CUDA:  # what is available and what is used are different questions
         raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")

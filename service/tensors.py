@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from service import faults
-from service.bundle import Manifest, TensorSpec
+from service.bundle import TensorSpec
 from service.errors import MalformedRequest, TooLarge
+from service.manifest import Manifest
 
 Array = NDArray[np.float32]
 Parameters = dict[str, str | int | float | bool]

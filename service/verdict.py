@@ -13,7 +13,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Manifest
+from service.manifest import Manifest
 
 Verdict = Literal["digit", "unsure", "not_a_digit"]
 

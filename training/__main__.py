@@ -16,7 +16,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 
-from service.bundle import BundleError
+from service.manifest import BundleError
 from training.config import PRESETS, Training, preset
 from training.errors import StoppedError, TrainingError
 from training.routing import ROUTINGS

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from service.bundle import Dimension
+from service.manifest import Dimension
 from training.capsules import ClassCapsules
 from training.evaluate import Model, TorchModel, poses_of
 from training.morphology import MEASURES, TINY, measured

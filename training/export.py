@@ -16,7 +16,20 @@ import torch
 from torch import Tensor
 
 from service import bundle
-from service.bundle import DECODER_FILE, ENCODER_FILES, EXAMPLE, Bundle, BundleError, ErrorRate, Measured, OtherSeed, Variant
+from service.bundle import Bundle
+from service.manifest import (
+    DECODER_FILE,
+    ENCODER_FILES,
+    EXAMPLE,
+    MANIFEST,
+    BundleError,
+    ErrorRate,
+    Measured,
+    OtherSeed,
+    Variant,
+    check_name,
+    record,
+)
 from training import graphs
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
@@ -40,8 +53,8 @@ EXAMPLES = 6
 
 def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
     """Writes the bundle beside its place first, so that a failure leaves what was there."""
-    bundle.check_name(folder.name)
-    if folder.exists() and not (folder / bundle.MANIFEST).exists():
+    check_name(folder.name)
+    if folder.exists() and not (folder / MANIFEST).exists():
         raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
     if data.digest != checkpoint.data:
         raise DataError(
@@ -183,7 +196,7 @@ def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mappin
         "test": {variant: measurement(evaluation) for variant, evaluation in measured.items()},
         "other_seeds": tuple(seeds[seed] for seed in sorted(seeds)),
     }
-    bundle.record(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
+    record(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
 
 
 def _rate(evaluation: Evaluation) -> ErrorRate:

@@ -8,7 +8,8 @@ import onnxruntime
 import torch
 from torch import Tensor
 
-from service.bundle import CAPSULES, CLASSES, DECODER, ENCODER, IMAGES, LENGTHS, POSES, RECONSTRUCTIONS, Manifest, check_signature
+from service.bundle import CAPSULES, CLASSES, DECODER, ENCODER, IMAGES, LENGTHS, POSES, RECONSTRUCTIONS, check_signature
+from service.manifest import Manifest
 from training.networks import Encoding
 
 

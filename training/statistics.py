@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from service.bundle import Histogram, References, Thresholds
+from service.manifest import References, Shares, Thresholds
 from training.evaluate import Model, draw, objects, poses_of
 from training.pairs import Batch
 
@@ -64,9 +64,9 @@ def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
     return {f"{percentile:g}": _rounded([float(torch.quantile(values, percentile / 100))])[0] for percentile in which}
 
 
-def _histogram(values: Tensor, low: float, high: float) -> Histogram:
+def _histogram(values: Tensor, low: float, high: float) -> Shares:
     counts, edges = torch.histogram(values, bins=BINS, range=(low, high))
-    return Histogram(edges=tuple(_rounded(edges.tolist())), shares=tuple(_rounded((counts / len(values)).tolist())))
+    return Shares(edges=tuple(_rounded(edges.tolist())), shares=tuple(_rounded((counts / len(values)).tolist())))
 
 
 def _rounded(values: list[float]) -> list[float]:

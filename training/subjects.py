@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from service import bundle
-from service.bundle import MANIFEST, Bundle
+from service.bundle import Bundle
+from service.manifest import MANIFEST
 from training import checkpoint, graphs
 from training.config import Config
 from training.data import DataSet, load

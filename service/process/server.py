@@ -17,9 +17,9 @@ import uvicorn
 from fastapi import FastAPI
 
 from service.app import create_app
-from service.bundle import BundleError
 from service.catalogue import Catalogue
 from service.errors import StartError
+from service.manifest import BundleError
 from service.process import allocator, siblings
 from service.settings import Settings
 from service.state import Service

@@ -9,8 +9,8 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import state
-from service.bundle import DECODER_FILE, ENCODER_FILES, BundleError
 from service.errors import Forbidden, NotReloaded, StartError
+from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError
 from service.routes.direct import RESPONSES, Bare, refusal
 from service.schemas import ModelDetail, Models, Reloaded
 from service.served import Served

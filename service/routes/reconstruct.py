@@ -16,9 +16,10 @@ import numpy as np
 from fastapi import APIRouter, Query, Request, Response
 
 from service import images, pose, state, visits
-from service.bundle import Array, Manifest
+from service.bundle import Array
 from service.engine import Labels, perturb
 from service.errors import NotAcceptable, Unprocessable
+from service.manifest import Manifest
 from service.pose import Pose
 from service.routes.direct import RESPONSES, Direct, refusal
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery

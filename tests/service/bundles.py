@@ -10,7 +10,7 @@ from pathlib import Path
 
 import onnx
 
-from service import bundle
+from service.manifest import MANIFEST, fingerprint
 
 TINY = Path(__file__).parent.parent / "bundles" / "tiny"
 
@@ -42,10 +42,10 @@ def renewed(folder: Path, note: str) -> Path:
 
 def signed(folder: Path) -> Path:
     """Name, checksums and version as they must be for what lies there."""
-    manifest = folder / bundle.MANIFEST
+    manifest = folder / MANIFEST
     values = json.loads(manifest.read_text())
     values["name"] = folder.name
     values["files"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in values["files"]}
-    values["version"] = bundle.fingerprint(values["files"]).hex()
+    values["version"] = fingerprint(values["files"]).hex()
     manifest.write_text(json.dumps(values))
     return folder

@@ -11,7 +11,8 @@ import pytest
 from numpy.typing import NDArray
 
 from service import bundle
-from service.bundle import DECODER, ENCODER, EXAMPLE, Array, Bundle, BundleError, Example
+from service.bundle import DECODER, ENCODER, Array, Bundle, Example
+from service.manifest import EXAMPLE, FILES, MANIFEST_LIMIT, REQUIRED, BundleError, check_name
 
 TINY = Path(__file__).parents[1] / "bundles" / "tiny"
 MODELS = Path(__file__).parents[2] / "models"
@@ -52,7 +53,7 @@ def test_every_shipped_bundle_is_sound_and_small() -> None:
     assert sum(sizes) < 48e6
 
 
-@pytest.mark.parametrize("name", sorted(bundle.REQUIRED))
+@pytest.mark.parametrize("name", sorted(REQUIRED))
 def test_a_changed_byte_is_seen(copy: Path, name: str) -> None:
     path = copy / name
     content = bytearray(path.read_bytes())
@@ -62,7 +63,7 @@ def test_a_changed_byte_is_seen(copy: Path, name: str) -> None:
         bundle.read(copy)
 
 
-@pytest.mark.parametrize("name", sorted(bundle.FILES))
+@pytest.mark.parametrize("name", sorted(FILES))
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(BundleError, match=rf"{name}: expected a readable file, found No such file"):
@@ -108,7 +109,7 @@ def test_a_manifest_that_is_no_json_object_is_an_error(copy: Path, content: byte
 
 
 def test_a_huge_manifest_is_not_parsed(copy: Path) -> None:
-    (copy / "manifest.json").write_bytes(b" " * (bundle.MANIFEST_LIMIT + 1))
+    (copy / "manifest.json").write_bytes(b" " * (MANIFEST_LIMIT + 1))
     with pytest.raises(BundleError, match="expected at most 4194304 bytes, found 4194305"):
         bundle.read(copy)
 
@@ -187,7 +188,7 @@ def test_an_empty_example_is_an_error(copy: Path) -> None:
 @pytest.mark.parametrize("name", ["MyNet", "", "a/b", "-x", "x" * 65])
 def test_a_name_that_is_none_says_what_one_is(name: str) -> None:
     with pytest.raises(BundleError, match="model name of up to 64 small letters"):
-        bundle.check_name(name)
+        check_name(name)
 
 
 class Argument(NamedTuple):

@@ -14,9 +14,10 @@ import onnxruntime as ort
 import pytest
 
 from service import answer, bundle, engine, sessions
-from service.bundle import IMAGES, LENGTHS, BundleError
+from service.bundle import IMAGES, LENGTHS
 from service.engine import CapsNet, perturb
 from service.errors import StartError
+from service.manifest import BundleError
 from service.process import cpus
 from tests.service.conftest import TINY
 from tests.service.processes import ROOT

@@ -13,8 +13,8 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from service import bundle
-from service.bundle import BundleError
 from service.graphfile import holds_its_weights
+from service.manifest import BundleError
 from tests.service.bundles import TINY, external
 
 VALUES = np.arange(4, dtype=np.float32)

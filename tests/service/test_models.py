@@ -5,8 +5,8 @@ import hashlib
 import httpx
 import pytest
 
-from service.bundle import ENCODER_FILES, Manifest
 from service.engine import CapsNet
+from service.manifest import ENCODER_FILES, Manifest
 from service.schemas import ModelDetail, Models
 from tests.service.conftest import TINY, serving, settings
 

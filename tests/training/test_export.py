@@ -14,7 +14,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from service import bundle
-from service.bundle import DECODER_FILE, ENCODER_FILES, Variant
+from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError, Variant
 from training import graphs
 from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
@@ -252,7 +252,7 @@ def test_a_run_that_is_not_at_its_end_says_so(finished: Checkpoint, data: DataSe
 
 def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     said: list[str] = []
-    with pytest.raises(bundle.BundleError, match="small letters.*found 'MyNet'"):
+    with pytest.raises(BundleError, match="small letters.*found 'MyNet'"):
         export(finished, data, tmp_path / "MyNet", quantised=False, say=said.append)
     assert said == []
 

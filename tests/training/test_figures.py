@@ -8,7 +8,7 @@ import pytest
 import torch
 from PIL import Image
 
-from service.bundle import Dimension
+from service.manifest import Dimension
 from training.config import PRESETS
 from training.data import Digits
 from training.evaluate import TorchModel, fixed_batches
