@@ -1,0 +1,112 @@
+"""The page by keyboard, on a phone, on small screens."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from service.engine import CapsNet
+from tests.playground.conftest import PHONE, OpenPage
+from tests.playground.hand import SEVEN, ask_for, changed, draw, image, said
+
+pytestmark = pytest.mark.alone
+
+
+def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.className") == "skip"
+    entries = page.evaluate("history.length")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "answer"
+    assert page.evaluate("history.length") == entries  # another would know nothing of the drawing
+    page.reload()
+    page.wait_for_selector("#examples button")
+    _tab_to(page, "[aria-label='Example 3']")
+    page.keyboard.press("Enter")
+    ask_for(page, "3")
+    _tab_to(page, "#clear", "Shift+Tab")
+    for heir in ("undo", "undo", "file"):  # a button that can do no more does not take the focus with it
+        page.keyboard.press("Enter")
+        assert page.evaluate("document.activeElement.id") == heir
+    _tab_to(page, "[aria-label='Example 3']")
+    page.keyboard.press("Enter")
+    ask_for(page, "3")
+    _tab_to(page, "#as-label")
+    _tab_to(page, "#open-sweep")
+    page.keyboard.press("Enter")
+    expect(page.locator("#sheet img")).to_be_visible()
+    page.keyboard.press("Escape")
+    _tab_to(page, "#dim-0")
+    before = image(page, "turned")
+    page.keyboard.press("Home")
+    changed(page, "turned", before)
+    _tab_to(page, f"[aria-label='Reset {nets['tiny'].manifest.dimensions[0].name}']")
+    page.keyboard.press("Enter")
+    assert page.evaluate("document.activeElement.id") == "dim-0"
+    for end in ("keep-from", "keep-to"):
+        _tab_to(page, f"#{end}")
+        page.keyboard.press("Enter")
+    expect(page.locator("#strip img")).to_be_visible()
+    _tab_to(page, "#copy")
+
+
+def test_on_a_phone(open_page: OpenPage) -> None:
+    page = open_page(**PHONE)
+    box = page.locator("#drawing").bounding_box()
+    assert box is not None
+    touch = page.context.new_cdp_session(page)
+    points = [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"], "id": 0} for x, y in SEVEN[0]]
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": points[:1]})
+    palm = {"x": box["x"] + 10, "y": box["y"] + box["height"] - 10, "id": 1}
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [points[0], palm]})
+    for point in points[1:]:
+        palm = {**palm, "x": palm["x"] + 50}
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [point, palm]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    ask_for(page, "7")
+    assert page.get_attribute("#drawing", "aria-label") == "Your drawing: 1 stroke"
+    assert "7" in said(page, "#glance")
+    assert page.evaluate("scrollY") == 0  # the finger drew and did not scroll
+    sizes = page.locator("#model, #steps, #key-field").evaluate_all("all => all.map((one) => getComputedStyle(one).fontSize)")
+    assert sizes == ["16px"] * 3  # of smaller ones an iPhone makes a larger page
+    for width in (390, 320):
+        page.set_viewport_size({"width": width, "height": 700})
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.locator("#dim-5").scroll_into_view_if_needed()
+    turned = page.locator("#turned").bounding_box()
+    assert turned is not None
+    assert 0 <= turned["y"] < 200  # the picture stays in sight of the sliders
+
+
+@pytest.mark.parametrize("size", [(390, 844), (320, 568), (844, 390), (667, 375)])
+def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPage, size: tuple[int, int]) -> None:
+    width, height = size
+    page = open_page(**{**PHONE, "viewport": {"width": width, "height": height}})
+    page.evaluate("() => document.querySelector('#model').append(new Option('a-network-with-a-name-that-no-telephone-can-show'))")
+    switch = page.locator("label:has(#model)").bounding_box()
+    assert switch is not None
+    assert 0 <= switch["x"] <= switch["x"] + switch["width"] <= width
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    drawing = page.get_attribute("#drawing", "aria-label")
+    slate = page.locator("#slate").bounding_box()
+    assert slate is not None
+    assert slate["height"] < height - 80
+    page.set_viewport_size({"width": height, "height": width})  # and a turned phone keeps what is drawn
+    assert page.get_attribute("#drawing", "aria-label") == drawing
+
+
+def test_reduced_motion_is_honoured(open_page: OpenPage) -> None:
+    page = open_page(reduced_motion="reduce")
+    page.evaluate("() => (document.querySelector('#state').dataset.state = 'asking')")  # else it moves for nobody
+    assert page.locator(".bar > span").first.evaluate("bar => getComputedStyle(bar).transitionDuration") == "0s"
+    assert page.locator("#state").evaluate("state => getComputedStyle(state, '::before').animationName") == "none"
+
+
+def _tab_to(page: Page, selector: str, key: str = "Tab") -> None:
+    until = time.monotonic() + 8
+    while not page.evaluate("selector => document.activeElement.matches(selector)", selector):
+        assert time.monotonic() < until, f"{selector} cannot be reached"
+        page.keyboard.press(key)

@@ -1,0 +1,145 @@
+"""Pictures that are not drawn here: chosen, dropped, pasted, large, or none at all."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from tests.playground.conftest import OpenPage
+from tests.playground.hand import ONE, SEVEN, ask_for, draw, said
+from tests.service.conftest import drawn, encoded
+
+pytestmark = pytest.mark.alone
+
+
+def test_a_chosen_picture_is_sent_as_it_is(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "seven on paper.jpg"
+    photo.write_bytes(encoded(drawn("7", 400, ink=40, paper=200), "JPEG"))
+    with page.expect_request("**/predict?*") as sent:
+        page.set_input_files("#file", photo)
+    assert sent.value.all_headers()["content-length"] == str(len(photo.read_bytes()))
+    ask_for(page, "7")
+    assert "-F 'file=@seven on paper.jpg'" in said(page, "#command")
+    draw(page, ONE)  # nothing can be drawn over a photo: this is another digit
+    ask_for(page, "1")
+    page.click("#undo")
+    ask_for(page, "7")
+
+
+def test_a_large_photo_is_scaled_down_before_it_is_sent(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "seven.bmp"
+    photo.write_bytes(encoded(drawn("7", 2000, ink=40, paper=200), "BMP"))
+    with page.expect_request("**/predict?*") as sent:
+        page.set_input_files("#file", photo)
+    assert sent.value.headers["content-type"] == "image/jpeg"
+    assert int(sent.value.all_headers()["content-length"]) < 300_000
+    ask_for(page, "7")
+
+
+def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_can(page: Page, tmp_path: Path) -> None:
+    moving = tmp_path / "seven.gif"
+    moving.write_bytes(encoded(drawn("7", 300, ink=40, paper=200), "GIF"))
+    with page.expect_request("**/predict?*") as sent:
+        page.set_input_files("#file", moving)
+    assert sent.value.headers["content-type"] == "image/jpeg"
+    ask_for(page, "7")
+    assert "-F 'file=@seven.jpg'" in said(page, "#command")  # a GIF it would refuse
+    assert "save it as seven.jpg first." in said(page, "#latency")
+
+
+def test_of_a_large_file_that_is_no_picture_the_beginning_is_sent(page: Page, tmp_path: Path) -> None:
+    film = tmp_path / "film.mp4"
+    film.write_bytes(b"\0\0\0\x18ftypmp42" + bytes(12 << 20))
+    with page.expect_request("**/predict?*") as sent:
+        page.set_input_files("#file", film)
+    assert sent.value.all_headers()["content-length"] == str(1 << 20)
+    expect(page.locator("#refused")).to_contain_text("PNG, JPEG, WebP and BMP are read")
+
+
+def test_a_file_that_goes_away_stays_on_the_slate(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "seven.png"
+    photo.write_bytes(encoded(drawn("7")))
+    page.set_input_files("#file", photo)
+    ask_for(page, "7")
+    photo.unlink()
+    page.select_option("#model", "pair")
+    expect(page.locator("#model")).to_have_value("pair")
+    page.wait_for_function("() => document.querySelector('#lengths').style.getPropertyValue('--presence') === '0.02'")
+    ask_for(page, "7")
+
+
+@pytest.mark.parametrize(("event", "carrier"), [("paste", "clipboardData"), ("drop", "dataTransfer")])
+def test_a_picture_may_be_pasted_or_dropped(page: Page, event: str, carrier: str) -> None:
+    _hand_over(page, event, carrier, "one.png")
+    ask_for(page, "1")
+    assert ("This was pasted: save it as one.png first." in said(page, "#latency")) == (event == "paste")
+
+
+def test_what_is_pasted_into_a_field_is_the_fields(page: Page) -> None:
+    """A spreadsheet's cell comes as words and as a picture of them."""
+    kept = page.evaluate(
+        """() => {
+            const cell = new DataTransfer();
+            cell.setData("text/plain", "5");
+            cell.items.add(new File(["picture"], "image.png", { type: "image/png" }));
+            const event = new ClipboardEvent("paste", { clipboardData: cell, bubbles: true, cancelable: true });
+            return document.querySelector("#steps").dispatchEvent(event);
+        }"""
+    )
+    assert kept  # nobody prevented it
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: empty")
+
+
+@pytest.mark.parametrize(
+    "lack",
+    [
+        "delete AbortSignal.any",  # Safari before 17.4, Firefox before 124
+        "Object.defineProperty(window, 'sessionStorage', { get() { throw new DOMException('denied', 'SecurityError') } })",
+        "history.replaceState = () => { throw new DOMException('a hundred in half a minute', 'SecurityError') }",  # Safari
+    ],
+    ids=["signals", "storage", "history"],
+)
+def test_a_browser_that_lacks_something_does_the_rest(open_page: OpenPage, lack: str) -> None:
+    page = open_page(script=lack)
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    with page.expect_request("**/predict?model=pair*"):
+        page.select_option("#model", "pair")
+    page.click("#clear")
+    expect(page.locator("#verdict")).to_have_text("Nothing yet")
+
+
+def test_of_several_files_the_first_is_taken_and_that_is_said(page: Page) -> None:
+    _hand_over(page, "drop", "dataTransfer", "one.png", "another.png")
+    expect(page.locator("#refused")).to_contain_text("Of these 2 files the first is on the slate, one.png")
+    ask_for(page, "1")
+    page.click("#clear")
+    expect(page.locator("#refused")).to_be_hidden()
+
+
+def _hand_over(page: Page, event: str, carrier: str, *names: str) -> None:
+    page.evaluate(
+        """([kind, carrier, names, text]) => {
+            const bytes = Uint8Array.from(atob(text), (letter) => letter.charCodeAt(0));
+            const files = new DataTransfer();
+            for (const name of names) files.items.add(new File([bytes], name, { type: "image/png" }));
+            const made = kind === "paste" ? ClipboardEvent : DragEvent;
+            document.body.dispatchEvent(new made(kind, { [carrier]: files, bubbles: true, cancelable: true }));
+        }""",
+        [event, carrier, names, base64.b64encode(encoded(drawn("1"))).decode()],
+    )
+
+
+def test_what_is_no_picture_is_said_in_plain_words(page: Page, tmp_path: Path) -> None:
+    letter = tmp_path / "letter.json"
+    letter.write_text('{"dear": "model"}')
+    page.set_input_files("#file", letter)
+    expect(page.locator("#refused")).to_contain_text("PNG, JPEG, WebP and BMP are read")
+    expect(page.locator("#verdict")).to_have_text("No answer")
+    page.click("#undo")
+    expect(page.locator("#refused")).to_be_hidden()
+    draw(page, SEVEN)
+    ask_for(page, "7")
