@@ -1,6 +1,7 @@
 """Micro-batching between routes and engine: what has queued when the model falls free runs together, with no delay added.
 
-Counts images, not requests, and knows neither HTTP nor models: `run` is any function from arrays to arrays, row for row.
+Counts images, not requests, and knows neither HTTP nor models: `run` is any function from arrays to arrays, row for row, that
+tells where its time went.
 Requests arrive on the event loop; threads of our own, the runners, run them (ONNX Runtime lets go of the GIL meanwhile) and
 hand a whole batch back with one wake-up of the loop. What has queued is shared among the runners. Every counter has one
 writer, the loop or whichever runner is picking its batch, and one lock sees to it that one picks at a time.
@@ -15,7 +16,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -23,6 +23,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import Broken, Busy, TooLarge, TooLate, TurnedAway
+from service.visits import Stages, added
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -32,9 +33,7 @@ class Answer(NamedTuple):
     """A request's own rows of every output, and where its time went."""
 
     outputs: Arrays
-    queue_seconds: float
-    run_seconds: float
-    firsts: Sequence[int] = (0,)  # a row of each batch that it was in: what a row says of its whole batch counts once for each
+    stages: Stages  # the queue's, and those of the batches that it was in
 
 
 class Observer(Protocol):
@@ -51,7 +50,7 @@ class _Request:
     inputs: Arrays  # each (images, ...)
     images: int
     deadline: float
-    arrived: float
+    queued_at: float  # time.monotonic()
     answer: asyncio.Future[Answer]
 
     def over(self, now: float) -> bool:
@@ -73,7 +72,7 @@ class Batcher:
     """`await submit(...)` from any task of the loop that called start()."""
 
     def __init__(
-        self, run: Callable[..., Arrays], *, max_batch: int, max_queue: int, observer: Observer, runners: int = 1
+        self, run: Callable[..., tuple[Arrays, Stages]], *, max_batch: int, max_queue: int, observer: Observer, runners: int = 1
     ) -> None:
         self._run = run
         self._max_batch = max_batch
@@ -140,7 +139,7 @@ class Batcher:
                 self._arrivals.put(None)
         return True
 
-    def sweep(self, hanging: float) -> bool:
+    def drop_overdue(self, hanging: float) -> bool:
         """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After
         `hanging` seconds also those who wait for what it hangs in; True while there is such a one."""
         if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
@@ -185,18 +184,19 @@ class Batcher:
         assert self._loop is not None
         while (batch := self._next_batch()) is not None:
             outputs: Arrays = ()
+            stages: Stages = {}
             error: Exception | None = None
             started = time.monotonic()
             if batch.requests:
                 self._at_work[number] = started, batch
                 try:
-                    outputs = self._run(*_stacked(batch.requests))
+                    outputs, stages = self._run(*_stacked(batch.requests))
                 except Exception as failure:  # whatever a runtime throws: these requests fail, the next may not
                     error = failure
                 self._at_work[number] = None
             finished = time.monotonic()
             try:
-                self._loop.call_soon_threadsafe(self._deliver, batch, outputs, error, started, finished)
+                self._loop.call_soon_threadsafe(self._deliver, batch, outputs, stages, error, started, finished)
             except RuntimeError:  # the loop has closed: nobody is left to tell
                 return
 
@@ -236,7 +236,9 @@ class Batcher:
 
     # Back on the loop
 
-    def _deliver(self, batch: _Batch, outputs: Arrays, error: Exception | None, started: float, finished: float) -> None:
+    def _deliver(
+        self, batch: _Batch, outputs: Arrays, stages: Stages, error: Exception | None, started: float, finished: float
+    ) -> None:
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:
@@ -248,7 +250,7 @@ class Batcher:
                 request.refuse(Broken("the model failed on this batch; ask again, or another replica", "failed"))
             elif not request.answer.done():  # else it left while the model ran
                 rows = tuple(output[first:last] for output in outputs)
-                request.answer.set_result(Answer(rows, started - request.arrived, finished - started))
+                request.answer.set_result(Answer(rows, {"queue": started - request.queued_at, **stages}))
             first = last
         self._end(len(batch.requests))
         self._dismiss(batch.over)
@@ -274,5 +276,4 @@ def _stacked(requests: list[_Request]) -> Arrays:
 def _joined(parts: Sequence[Answer]) -> Answer:
     """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
     outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
-    firsts = accumulate((len(part.outputs[0]) for part in parts[:-1]), initial=0)
-    return Answer(outputs, parts[0].queue_seconds, sum(part.run_seconds for part in parts), tuple(firsts))
+    return Answer(outputs, {**added(part.stages for part in parts), "queue": parts[0].stages["queue"]})

@@ -6,14 +6,14 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Literal
 
 from service import bundle, engine, sessions
 from service.bundle import Bundle
-from service.crew import apart
+from service.crew import in_own_thread
 from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
 from service.manifest import BundleError
@@ -147,7 +147,7 @@ class Catalogue:
         async with self._reloading:
             before = self._served
             known = {name: served.net for name, served in before.items()}
-            nets = await apart(partial(load, self._settings, known))
+            nets = await in_own_thread(partial(load, self._settings, known))
             first = default(self._settings, nets)
             fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
             await self._prepare_all(fresh)
@@ -176,7 +176,7 @@ class Catalogue:
         async def leave() -> None:
             await asyncio.sleep(self._settings.deadline)
             while not await served.drain(self._settings.drain):
-                logger.warning("%s, which was replaced, still has not answered all", served.manifest.name)  # run() sweeps it
+                logger.warning("%s, which was replaced, still has not answered all", served.manifest.name)  # run() looks after it
             del self._outgoing[served]
 
         self._metrics.forget(served.net)
@@ -189,23 +189,27 @@ class Catalogue:
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
 
     async def run(self, measure: Callable[[], None]) -> None:
-        """Warms every model up, if that is not done, then looks after those that failed and has the states of all that there is
-        measured, for a scrape that meets another worker; until it is cancelled."""
+        """Warms every model up, if that is not done, then looks after all until it is cancelled; `measure` is for a scrape that
+        meets another worker."""
         if not self.warm:
             await self.warm_up()
-        while True:
+
+        async def look_round() -> None:
             measure()
-            await asyncio.sleep(PROBE_EVERY)
             for served in (*self, *self._outgoing):
-                served.sweep()
-            for served in self:
-                if served.failures_in_a_row:
-                    await served.probe()
+                served.drop_overdue()
+
+        async def probe_those_that_failed() -> None:
+            await asyncio.gather(*(served.probe() for served in self if served.failures_in_a_row))
+
+        async with asyncio.TaskGroup() as group:  # two, since a probe may take as long as a deadline
+            group.create_task(_again_and_again(look_round))
+            group.create_task(_again_and_again(probe_those_that_failed))
 
     async def _prepare(self, served: Served) -> None:
         served.start()
         try:
-            await apart(partial(served.net.warm_up, self._settings.max_batch))
+            await in_own_thread(partial(served.net.warm_up, self._settings.max_batch))
         except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
             served.failed(error)
 
@@ -220,6 +224,15 @@ class Catalogue:
         assert self._ends is not None
         left = max(0.0, self._ends - time.monotonic())
         await asyncio.gather(*(served.drain(left) for served in (*self, *self._outgoing)))
+
+
+async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+    while True:
+        try:
+            await work()
+        except Exception:  # a full disk under the metrics, say: nobody else would look after the models then
+            logger.exception("looking after the models failed; once more in %g s", PROBE_EVERY)
+        await asyncio.sleep(PROBE_EVERY)
 
 
 def _change(name: str, before: Mapping[str, Served], after: Mapping[str, Served]) -> Change:

@@ -80,20 +80,22 @@ def check(settings: Settings) -> int:
 def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct: bool) -> int:
     """A line of JSON for each file, the same as POST /predict would answer."""
     from service import answer, catalogue, images
+    from service.verdict import Judge
 
     _end_with_the_reader()
     nets, status = catalogue.load(settings), 0
     net = nets[catalogue.default(settings, nets)]
+    judge = Judge(net.manifest)
     for path in files:
         try:
-            picture = images.read(path.read_bytes(), settings.max_pixels, whole=not normalise)
-            image = images.prepare(picture, net.manifest.image_shape, normalise, net.manifest.max_objects, net.manifest.boxed)
+            image = images.decoded(path.read_bytes(), settings.max_pixels, net.manifest, normalise)
         except (OSError, ServiceError) as error:
             print(f"capserve: {path}: {error}", file=sys.stderr)
             status = 1
         else:
             perception = net.perceive(image[None], np.array([True]))
-            print(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, reconstruct)}))
+            (judged,) = judge.verdicts(perception)
+            print(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
     return status
 
 

@@ -29,8 +29,8 @@ class Crew:
         self._most, self._deadline = most, deadline
         self._jobs = 0
 
-    async def do(self, job: Callable[[], T], arrived: float) -> T:
-        """The job's result; `arrived` is the time.monotonic() at which the whole request was here."""
+    async def do(self, job: Callable[[], T], complete: float) -> T:
+        """The job's result; `complete` is the time.monotonic() at which the whole request was here."""
         if self._jobs >= self._most:
             raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After", "crew")
         if not self._threads[0].ident:
@@ -38,7 +38,7 @@ class Crew:
         errand = _Errand(job, asyncio.get_running_loop())
         self._jobs += 1
         try:
-            async with asyncio.timeout(arrived + self._deadline - time.monotonic()):
+            async with asyncio.timeout(complete + self._deadline - time.monotonic()):
                 await asyncio.sleep(0)  # a deadline that is over already comes to pass here
                 self._errands.put(errand)
                 result: T = await errand.answer
@@ -63,10 +63,10 @@ class Crew:
             errand.run()
 
 
-async def apart(job: Callable[[], T]) -> T:
+async def in_own_thread(job: Callable[[], T]) -> T:
     """The job's result, from a thread of its own: where it hangs in a runtime, the process can end without it."""
     errand = _Errand(job, asyncio.get_running_loop())
-    threading.Thread(target=copy_context().run, args=(errand.run,), name="apart", daemon=True).start()  # logs name the request
+    threading.Thread(target=copy_context().run, args=(errand.run,), name="own", daemon=True).start()  # logs name the request
     result: T = await errand.answer
     return result
 

@@ -5,11 +5,10 @@ Letters in shapes: n pictures, K classes, D pose values, M objects at most in a 
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from service.bundle import DECODER, ENCODER, Array, Bundle
 from service.errors import StartError
 from service.manifest import BundleError, Manifest, Variant
 from service.process import cpus
-from service.sessions import BUCKETS, CPU, Device
+from service.sessions import BUCKETS, CPU, Device, Session
 
 Labels = NDArray[np.int64]
 
@@ -34,7 +33,11 @@ class Perception(NamedTuple):
     drawings: Array  # (n, M, C, H, W): each object as the network believes it saw it
     errors: Array  # (n,): mean squared difference between picture and drawings, a pixel
     contrasts: Array  # (n,): standard deviation of the picture's pixels
-    seconds: NDArray[np.float64]  # (n, 2): what encoder and decoder took for the whole batch
+
+    def objects(self, row: int) -> list[int]:
+        """The classes seen in one picture, the longest capsule's first."""
+        found: list[int] = self.winners[row][self.present[row]].tolist()
+        return found
 
 
 @dataclass(frozen=True)
@@ -42,8 +45,8 @@ class CapsNet:
     manifest: Manifest
     variant: Variant
     device: Device
-    encoder: Any
-    decoder: Any
+    encoder: Session
+    decoder: Session
     replay: float  # largest difference to the exporter's own outputs, seen while loading
 
     @property
@@ -58,23 +61,21 @@ class CapsNet:
 
     def reconstruct(self, poses: Array, classes: Labels) -> Array:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W)."""
-        drawings: Array = self.decoder.run(poses, classes)[0]
-        return drawings
+        return self.decoder.run(poses, classes)[0]
 
     def perceive(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
         """Classifies all n pictures, and draws what was seen in those of `drawn` (n,)."""
-        started = time.perf_counter()
-        lengths, capsules = self.classify(images)
-        encoded = time.perf_counter()
+        return self.believe(images, *self.classify(images), drawn)
+
+    def believe(self, images: Array, lengths: Array, capsules: Array, drawn: NDArray[np.bool_]) -> Perception:
+        """What pictures show whose capsules are known."""
         winners = np.argsort(-lengths, axis=1, kind="stable")[:, : self.manifest.max_objects]
         present = np.take_along_axis(lengths, winners, axis=1) >= self.manifest.thresholds.presence
         present[:, 0] = True
         drawings = self._drawings(capsules, winners, present & drawn[:, None])
         errors = np.square(images - drawings.sum(axis=1).clip(max=1.0)).mean(axis=(1, 2, 3))
         errors[~drawn] = np.nan
-        seconds = np.array([[encoded - started, time.perf_counter() - encoded]])
-        contrasts = images.std(axis=(1, 2, 3))
-        return Perception(lengths, capsules, winners, present, drawings, errors, contrasts, seconds.repeat(len(images), axis=0))
+        return Perception(lengths, capsules, winners, present, drawings, errors, images.std(axis=(1, 2, 3)))
 
     def _drawings(self, capsules: Array, winners: Labels, wanted: NDArray[np.bool_]) -> Array:
         drawings = np.zeros((*winners.shape, *self.manifest.image_shape), np.float32)
@@ -85,13 +86,18 @@ class CapsNet:
         return drawings
 
     def warm_up(self, max_batch: int) -> None:
-        """Runs every batch size in use: the first run of each is slow, and in the second a CUDA graph is recorded."""
-        for size in 2 * sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch}):
-            blank = np.zeros((size, *self.manifest.image_shape), np.float32)
-            self.encoder.warm(blank)
-            self.perceive(blank, np.ones(size, bool))
-        for size in 2 * BUCKETS:  # drawings are asked for by the hundred
-            self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
+        """Runs every batch size that CUDA pads to, up to the largest; on a CPU any other costs nothing the first time.
+
+        Twice: the first run of a size is slow, and in the second a CUDA graph is recorded.
+        """
+        sizes = sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch})
+        for _ in range(2):
+            for size in sizes:
+                blank = np.zeros((size, *self.manifest.image_shape), np.float32)
+                self.encoder.warm(blank)
+                self.perceive(blank, np.ones(size, bool))
+            for size in BUCKETS:  # drawings are asked for by the hundred
+                self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:

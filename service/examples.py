@@ -24,7 +24,8 @@ def add(document: dict[str, Any], served: Served) -> None:
     prototypes = np.array(manifest.prototypes, np.float32)
     picture = net.reconstruct(prototypes[start : start + 1], np.array([start]))
     perception = net.perceive(picture, np.array([True]))
-    said = answer.prediction(manifest, perception, 0, drawings=True)
+    (judged,) = served.judge.verdicts(perception)
+    said = answer.prediction(manifest, perception, 0, judged, drawings=True)
     sent = base64.b64encode(images.png(picture[0])).decode()
     tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
     paths = document["paths"]

@@ -1,4 +1,5 @@
-"""Bytes <-> pictures <-> float arrays: reads PNG, JPEG, WebP and BMP, writes PNG. Knows no model and no HTTP.
+"""Bytes <-> pictures <-> float arrays: reads PNG, JPEG, WebP and BMP, writes PNG. Knows no HTTP, and of a model what its
+manifest says of pictures.
 
 `read` trusts nothing: the size is taken from the header and refused there, and whatever Pillow raises about damaged data
 becomes one of our errors. Pixels are decoded once the limit is known to hold.
@@ -20,6 +21,7 @@ from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin
 from PIL.ImageFile import ImageFile
 
 from service.errors import NotAnImage, ServiceError, TooLarge, Unprocessable
+from service.manifest import Manifest
 from service.pictures import captions
 from service.pictures import normalise as normalising
 
@@ -47,6 +49,7 @@ MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
+ORIENTED = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # where a PNG may say which way is up
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -58,20 +61,26 @@ TURNS = {
 }
 
 
+def decoded(data: bytes, max_pixels: int, manifest: Manifest, normalise: bool) -> Array:
+    """A picture's bytes as a network takes them: (C, H, W) in [0, 1]."""
+    picture = read(data, max_pixels, whole=not normalise)
+    return prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
+
+
 def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
     """The first frame, decoded and turned the way its EXIF says; a large JPEG smaller, unless it is wanted whole."""
     form = _form(data)
-    with _believed(form):
+    with _damage_is_the_senders(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
-        # The plainest PNG, our hottest path, has no metadata to look at.
-        plain = form is PNG and b"eXIf" not in data and b"acTL" not in data
         if form is JPEG and data.count(START_OF_SCAN) > MOST_SCANS:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
-        if form is PNG:  # its EXIF may stand behind the pixels
+        if form is PNG:  # its metadata may stand behind the pixels
             picture.load()
+        # The plainest PNG, our hottest path, has none to look at.
+        plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
         turn = None if plain else TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
         if form is JPEG and not whole:
             picture.draft(None, DRAFT)
@@ -178,7 +187,7 @@ def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:
 
 
 @contextmanager
-def _believed(form: Format) -> Iterator[None]:
+def _damage_is_the_senders(form: Format) -> Iterator[None]:
     """Damaged files make Pillow raise whatever its parser stumbled over: SyntaxError, ValueError, struct.error, zlib.error..."""
     try:
         yield

@@ -7,8 +7,9 @@ whichever is scraped adds them all up.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from math import isfinite
 from typing import Literal, get_args
 
 import numpy as np
@@ -27,7 +28,7 @@ from prometheus_client.multiprocess import MultiProcessCollector
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
-from service.engine import CapsNet
+from service.engine import CapsNet, Perception
 from service.errors import TurnedAway
 from service.manifest import Manifest, Shares
 from service.verdict import Verdict
@@ -118,7 +119,7 @@ class Metrics:
             "model",
             across="livemax",
         )
-        self.references = References()
+        self.references = ReferenceHistograms()
         registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
@@ -161,7 +162,7 @@ class Metrics:
         for provider, nodes in net.nodes.items():
             self.provider_nodes.labels(manifest.name, provider).set(nodes)
         self.fell_back.labels(manifest.name).set(net.device.fell_back)
-        self.references.of(manifest)
+        self.references.remember(manifest)
 
     def forget(self, net: CapsNet) -> None:
         """It is not served any more. Set to 0: a label cannot be taken back from the files of several processes."""
@@ -177,7 +178,7 @@ class Metrics:
         self.references.forget(manifest)
 
 
-class References(Collector):
+class ReferenceHistograms(Collector):
     """What validation pictures looked like to each model, as histograms beside those of live traffic: drift is their distance.
 
     The manifests' shares, at the live histograms' bounds; inside a bin of the manifest pictures count as evenly spread.
@@ -186,7 +187,7 @@ class References(Collector):
     def __init__(self) -> None:
         self._manifests: dict[str, Manifest] = {}
 
-    def of(self, manifest: Manifest) -> None:
+    def remember(self, manifest: Manifest) -> None:
         self._manifests[manifest.name] = manifest
 
     def forget(self, manifest: Manifest) -> None:
@@ -217,19 +218,16 @@ def _add(family: HistogramMetricFamily, model: str, reference: Shares, bounds: S
 
 
 class GraphObserver:
-    """A batcher's Observer: one graph of one model, its labels looked up once."""
+    """A batcher's Observer: one graph of one model, its labels looked up once; failures are for whoever looks after it."""
 
-    def __init__(self, metrics: Metrics, model: str, graph: str) -> None:
+    def __init__(self, metrics: Metrics, model: str, graph: str, failed: Callable[[Exception], None]) -> None:
         self._images = metrics.batch_images.labels(model, graph)
         self._seconds = metrics.batch_seconds.labels(model, graph)
-        self._failures = metrics.failures.labels(model)
+        self.failed = failed
 
     def batch_ran(self, images: int, run_seconds: float) -> None:
         self._images.observe(images)
         self._seconds.observe(run_seconds)
-
-    def failed(self, error: Exception) -> None:
-        self._failures.inc()
 
 
 class PredictionObserver:
@@ -241,12 +239,14 @@ class PredictionObserver:
         self._length = metrics.winner_length.labels(model)
         self._error = metrics.reconstruction_error.labels(model)
 
-    def predicted(self, objects: Sequence[int], length: float) -> None:
-        for label in objects:
-            self._labels[label].inc()
-        self._length.observe(length)
-
-    def drawn(self, error: float, verdict: str) -> None:
-        """Only a drawing shows how far it is from the picture, and the verdict needs that."""
-        self._error.observe(error)
-        self._verdicts[verdict].inc()
+    def saw(self, perception: Perception, verdicts: Sequence[Verdict]) -> None:
+        # The shortest capsule that could be an object's: of two objects the second longest, as the manifest's references have it.
+        lengths = np.take_along_axis(perception.lengths, perception.winners[:, -1:], axis=1)
+        rows = zip(lengths.ravel().tolist(), perception.errors.tolist(), verdicts, strict=True)
+        for row, (length, error, verdict) in enumerate(rows):
+            for label in perception.objects(row):
+                self._labels[label].inc()
+            self._length.observe(length)
+            if isfinite(error):  # only a drawing shows how far it is from the picture, and the verdict needs that
+                self._error.observe(error)
+                self._verdicts[verdict].inc()

@@ -6,46 +6,54 @@ rarely a digit's winner is so short or leads by so little, and how rarely a digi
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import pairwise
 from math import isfinite, log10
 from typing import Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
+from service.bundle import Array
+from service.engine import Perception
 from service.manifest import Manifest
 
 Verdict = Literal["digit", "unsure", "not_a_digit"]
 
 BLANK = 0.05  # standard deviation of the pixels: digits have 0.15 and more, an even sheet of paper none
 
-# Two rarities are added as powers of ten, and they go together: so one digit in 20 is beyond the first, one in 50 the second.
-# Chosen before the test digits were looked at, and not to be moved by what they say.
+# The sum of two rarities in powers of ten. We take it that both grow together: then one digit in 20 is beyond the first bound,
+# and one in 50 beyond the second. Chosen before the test digits were looked at, and not to be moved by what they say.
 UNSURE, NOT_A_DIGIT = -2 * log10(0.05), -2 * log10(0.02)
 
 Tail = list[tuple[float, float]]  # (share of digits that lie beyond, where), from the median outwards, growing
 
 
-def judge(manifest: Manifest, lengths: NDArray[np.float32], reconstruction_error: float, contrast: float) -> Verdict:
-    """`lengths` (K,) and the mean squared error of one picture; `contrast` is the standard deviation of its pixels."""
-    if contrast < BLANK:
-        return "not_a_digit"
-    if not isfinite(reconstruction_error):  # nothing was drawn
-        return "unsure"
-    found = surprise(manifest, lengths, reconstruction_error)
-    return "digit" if found <= UNSURE else "unsure" if found <= NOT_A_DIGIT else "not_a_digit"
+class Judge:
+    """What is usual for the digits of one model."""
 
+    def __init__(self, manifest: Manifest) -> None:
+        thresholds = manifest.thresholds
+        self._lengths, self._leads = _low(thresholds.lengths), _low(thresholds.margins)
+        self._errors = [_high(thresholds.reconstruction_errors[name]) for name in manifest.classes]
 
-def surprise(manifest: Manifest, lengths: NDArray[np.float32], reconstruction_error: float) -> float:
-    """How unusual this would be for a digit, in powers of ten: 0.6 for what is better than the median in both respects."""
-    thresholds = manifest.thresholds
-    ranked = sorted(zip(lengths.tolist(), manifest.classes, strict=True), reverse=True)
-    objects = min(max(1, sum(length >= thresholds.presence for length, _ in ranked)), manifest.max_objects)
-    shortest = ranked[objects - 1][0]
-    lead = shortest - (ranked[objects][0] if objects < len(ranked) else 0.0)
-    hesitation = max(_rarity(-shortest, _low(thresholds.lengths)), _rarity(-lead, _low(thresholds.margins)))
-    drawing = (_rarity(reconstruction_error, _high(thresholds.reconstruction_errors[name])) for _, name in ranked[:objects])
-    return hesitation + min(drawing)
+    def verdicts(self, perception: Perception) -> list[Verdict]:
+        rows = zip(perception.lengths, perception.errors.tolist(), perception.contrasts.tolist(), strict=True)
+        return [self.judge(lengths, perception.objects(row), *told) for row, (lengths, *told) in enumerate(rows)]
+
+    def judge(self, lengths: Array, objects: Sequence[int], reconstruction_error: float, contrast: float) -> Verdict:
+        """`lengths` (K,) and the mean squared error of one picture; `objects` are the classes seen in it, the longest first, and
+        `contrast` is the standard deviation of its pixels."""
+        if contrast < BLANK:
+            return "not_a_digit"
+        if not isfinite(reconstruction_error):  # nothing was drawn
+            return "unsure"
+        found = self.surprise(lengths, objects, reconstruction_error)
+        return "digit" if found <= UNSURE else "unsure" if found <= NOT_A_DIGIT else "not_a_digit"
+
+    def surprise(self, lengths: Array, objects: Sequence[int], reconstruction_error: float) -> float:
+        """How unusual this would be for a digit, in powers of ten: 0.6 for what is better than the median in both respects."""
+        ranked = [*sorted(lengths.tolist(), reverse=True), 0.0]
+        shortest, next_longest = ranked[len(objects) - 1 : len(objects) + 1]
+        hesitation = max(_rarity(-shortest, self._lengths), _rarity(next_longest - shortest, self._leads))
+        return hesitation + min(_rarity(reconstruction_error, self._errors[label]) for label in objects)
 
 
 def _low(percentiles: dict[str, float]) -> Tail:

@@ -13,7 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
-from service import answer, state, tensors, visits
+from service import state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
@@ -149,19 +149,18 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
             inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
-        perception, stages = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
-        visit.stages |= stages
-        answer.count(served.manifest, perception, served.observer)
-        return await _answer(service, visit, inference, perception, names, len(sent))
+        seen = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
+        visit.stages |= seen.stages
+        return await _answer(service, visit, inference, seen.perception, names, small=len(sent) <= SMALL_BYTES)
 
 
 async def _answer(
-    service: Service, visit: Visit, inference: Inference, perception: Perception, names: dict[str, str], sent: int
+    service: Service, visit: Visit, inference: Inference, perception: Perception, names: dict[str, str], small: bool
 ) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
-    content, json_size = write() if sent <= SMALL_BYTES else await service.crew.do(write, visit.complete)
+    content, json_size = write() if small else await service.crew.do(write, visit.complete)
     if json_size is None:
         return Response(content, media_type="application/json")
     return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")

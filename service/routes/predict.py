@@ -12,11 +12,10 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import answer, images, state, visits
 from service.bundle import Array
-from service.engine import Perception
 from service.errors import ServiceError, TooLarge
 from service.routes.direct import RESPONSES, Direct
 from service.schemas import Prediction, Predictions, PredictQuery
-from service.served import Served
+from service.served import Seen, Served
 from service.state import Service
 from service.visits import Visit
 from service.web import body, departure
@@ -59,9 +58,9 @@ async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> 
     with departure.heeded(request):
         with visit.stage("decode"):
             image = await _image(service, served, picture, query, visit)
-        perception = await _perceive(served, image[None], visit)
+        seen = await _seen(served, image[None], visit)
     taken = image if query.input else None
-    return _json(answer.prediction(served.manifest, perception, 0, query.reconstruct, served.observer, taken))
+    return _json(answer.prediction(served.manifest, seen.perception, 0, seen.verdicts[0], query.reconstruct, taken))
 
 
 @router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
@@ -77,10 +76,12 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     with departure.heeded(request):
         with visit.stage("decode"):
             decoded = [await _indexed(service, served, index, each, query, visit) for index, each in enumerate(pictures)]
-        perception = await _perceive(served, np.stack(decoded), visit)
-    said = partial(answer.prediction, served.manifest, perception, drawings=query.reconstruct, observer=served.observer)
-    taken = decoded if query.input else [None] * len(pictures)
-    return _json({"model": served.manifest.name, "predictions": [said(row, taken=each) for row, each in enumerate(taken)]})
+        seen = await _seen(served, np.stack(decoded), visit)
+    predictions = [
+        answer.prediction(served.manifest, seen.perception, row, judged, query.reconstruct, image if query.input else None)
+        for row, (judged, image) in enumerate(zip(seen.verdicts, decoded, strict=True))
+    ]
+    return _json({"model": served.manifest.name, "predictions": predictions})
 
 
 def _admitted(service: Service, query: PredictQuery) -> Served:
@@ -93,18 +94,13 @@ def _admitted(service: Service, query: PredictQuery) -> Served:
 
 async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
+    most, normalise = service.settings.max_pixels, query.normalise == "auto"
     if len(data) <= SMALL_BYTES:
         try:
-            return _decoded(data, min(SMALL_PIXELS, service.settings.max_pixels), served, query)
+            return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(_decoded, data, service.settings.max_pixels, served, query), visit.complete)
-
-
-def _decoded(data: bytes, max_pixels: int, served: Served, query: PredictQuery) -> Array:
-    normalise, manifest = query.normalise == "auto", served.manifest
-    picture = images.read(data, max_pixels, whole=not normalise)
-    return images.prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
+    return await service.crew.do(partial(images.decoded, data, most, served.manifest, normalise), visit.complete)
 
 
 async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit) -> Array:
@@ -116,10 +112,10 @@ async def _indexed(service: Service, served: Served, index: int, data: bytes, qu
         raise
 
 
-async def _perceive(served: Served, pictures: Array, visit: Visit) -> Perception:
-    perception, stages = await served.perceive(pictures, visit.complete)
-    visit.stages |= stages
-    return perception
+async def _seen(served: Served, pictures: Array, visit: Visit) -> Seen:
+    seen = await served.perceive(pictures, visit.complete)
+    visit.stages |= seen.stages
+    return seen
 
 
 def _json(value: Any) -> Response:

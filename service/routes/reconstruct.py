@@ -198,7 +198,7 @@ def _check_sheet(drawings: int, size: int) -> None:
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels) -> Array:
     """(n, C, H, W)"""
     visit = visits.of(request.scope)
-    drawings, stages = await served.draw(poses, classes, visit.arrived)
+    drawings, stages = await served.draw(poses, classes, visit.complete)
     visit.stages |= stages
     return drawings
 
@@ -207,7 +207,7 @@ async def _png(request: Request, service: Service, rows: Array, size: int, names
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
     small = rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
-    return Response(write() if small else await service.crew.do(write, visits.of(request.scope).arrived), media_type=AS_PNG)
+    return Response(write() if small else await service.crew.do(write, visits.of(request.scope).complete), media_type=AS_PNG)
 
 
 def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:

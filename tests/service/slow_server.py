@@ -10,15 +10,15 @@ from service.routes.predict import SMALL_BYTES
 
 if __name__ == "__main__":
     a_batch, a_picture = map(float, sys.argv[1:])
-    perceive, read = CapsNet.perceive, images.read
+    believe, read = CapsNet.believe, images.read
 
-    def slowly(self, images, drawn):
+    def slowly(self, *seen):
         time.sleep(a_batch)
-        return perceive(self, images, drawn)
+        return believe(self, *seen)
 
     def slowly_if_large(data, *asked, **more):
         time.sleep(a_picture if len(data) > SMALL_BYTES else 0)
         return read(data, *asked, **more)
 
-    CapsNet.perceive, images.read = slowly, slowly_if_large
+    CapsNet.believe, images.read = slowly, slowly_if_large
     sys.exit(main(["serve"]))

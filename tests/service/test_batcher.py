@@ -10,6 +10,7 @@ import pytest
 
 from service.batcher import Arrays, Batcher
 from service.errors import Broken, Busy, TooLarge, TooLate
+from service.visits import Stages
 
 
 class Watcher:
@@ -40,7 +41,7 @@ class Gate:
         self.entered += 1
         self.shapes.append(inputs[0].shape)
         assert self.turns.acquire(timeout=10)
-        return (inputs[0] * 2, inputs[0].sum(axis=tuple(range(1, inputs[0].ndim))))
+        return (inputs[0] * 2, inputs[0].sum(axis=tuple(range(1, inputs[0].ndim)))), {"encode": 0.5}
 
     def let(self, runs: int = 1) -> None:
         self.turns.release(runs)
@@ -60,7 +61,7 @@ class House:
     """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
 
     def __init__(
-        self, run: Callable[..., Arrays] | None = None, max_batch: int = 4, max_queue: int = 100, runners: int = 1
+        self, run: Callable[..., tuple[Arrays, Stages]] | None = None, max_batch: int = 4, max_queue: int = 100, runners: int = 1
     ) -> None:
         self.gate, self.watcher = Gate(), Watcher()
         self.batcher = Batcher(run or self.gate, max_batch=max_batch, max_queue=max_queue, observer=self.watcher, runners=runners)
@@ -102,7 +103,7 @@ async def test_what_has_queued_runs_together_and_each_gets_its_own_rows():
     for answer, (count, value) in zip(answers, ((1, 3), (2, 5), (1, 7), (1, 9)), strict=True):
         np.testing.assert_array_equal(answer.outputs[0], pictures(count, 2 * value))
         np.testing.assert_array_equal(answer.outputs[1], np.full(count, 4 * value))
-        assert answer.queue_seconds > 0
+        assert answer.stages["queue"] > 0
     assert house.watcher.threads == {threading.get_ident()}
     assert await house.batcher.drain(1)
 
@@ -113,7 +114,7 @@ async def test_several_inputs_are_stacked_each():
 
     def run(poses, classes):
         runs.append((poses.shape, classes.dtype))
-        return (poses * classes[:, None],)
+        return (poses * classes[:, None],), {}
 
     batcher = Batcher(run, max_batch=8, max_queue=8, observer=Watcher())
     batcher.start()
@@ -130,7 +131,7 @@ async def test_a_lone_request_waits_for_nobody():
     await house.send(1)
     waits = []
     for _ in range(100):
-        waits.append((await house.send(1)).queue_seconds)
+        waits.append((await house.send(1)).stages["queue"])
     assert sorted(waits)[50] < 0.005
 
 
@@ -142,6 +143,8 @@ async def test_more_than_a_batch_is_split_and_joined():
     answer = await house.batcher.submit(images)
     np.testing.assert_array_equal(answer.outputs[0], images * 2)
     assert house.watcher.batches == [4, 4, 3]
+    assert answer.stages["encode"] == 1.5  # of all three; it waited for the first of them alone
+    assert 0 < answer.stages["queue"] < 5
 
 
 @scenario
@@ -246,7 +249,7 @@ async def test_a_failure_fails_its_batch_only_and_is_told():
         calls.append(len(images))
         if images[0, 0, 0, 0] == 13:
             raise RuntimeError("CUDA error: the text is not for clients")
-        return (images,)
+        return (images,), {}
 
     house = House(run, max_batch=1)
     good, bad, after = house.send(1), house.send(1, 13), house.send(1)
@@ -298,17 +301,17 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
     await house.queued(6)
     left.cancel()
     await asyncio.sleep(0.1)
-    assert not house.batcher.sweep(hanging=60)
+    assert not house.batcher.drop_overdue(hanging=60)
     with pytest.raises(TooLate):
         await late
     assert house.batcher.queued == 3
     assert not hung.done()
-    assert house.batcher.sweep(hanging=0.05)
+    assert house.batcher.drop_overdue(hanging=0.05)
     with pytest.raises(Broken, match="did not answer within 0.05 seconds"):
         await hung
     house.gate.let(2)  # it did not hang after all
     assert (await patient).outputs[0].shape[0] == 3
-    assert not house.batcher.sweep(hanging=0)
+    assert not house.batcher.drop_overdue(hanging=0)
     assert house.watcher.batches == [1, 3]
     assert await house.batcher.drain(1)
 
@@ -319,10 +322,10 @@ async def test_a_sweep_leaves_alone_who_still_has_time():
     first = await house.occupied()
     other = house.send(1, deadline=time.monotonic() + 60)
     await house.queued(1)
-    assert not house.batcher.sweep(hanging=60)
+    assert not house.batcher.drop_overdue(hanging=60)
     house.gate.let(2)
     await asyncio.gather(first, other)
-    assert not house.batcher.sweep(hanging=60)  # while the runner waits for somebody to come
+    assert not house.batcher.drop_overdue(hanging=60)  # while the runner waits for somebody to come
     assert await house.batcher.drain(1)
 
 
@@ -365,7 +368,7 @@ def test_thousands_of_requests_keep_their_rows():
 
 async def _thousands(runners: int) -> None:
     watcher = Watcher()
-    batcher = Batcher(lambda images: (images * 2,), max_batch=16, max_queue=10_000, observer=watcher, runners=runners)
+    batcher = Batcher(lambda images: ((images * 2,), {}), max_batch=16, max_queue=10_000, observer=watcher, runners=runners)
     batcher.start()
 
     async def client(seed: int) -> None:

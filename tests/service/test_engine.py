@@ -62,7 +62,7 @@ def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
     assert seen.present[:, 0].all()
     np.testing.assert_array_equal(seen.drawings.any(axis=(2, 3, 4)), seen.present)
     for row in range(15):
-        said = answer.prediction(both.manifest, seen, row, drawings=True)
+        said = answer.prediction(both.manifest, seen, row, "digit", drawings=True)
         assert len(said["objects"]) == seen.present[row].sum()
         assert said["label"] == said["objects"][0]["label"]
 

@@ -15,6 +15,7 @@ from io import BytesIO
 import numpy as np
 import pytest
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from service import images
 from service.errors import NotAnImage, TooLarge, Unprocessable
@@ -105,6 +106,17 @@ def test_turns_as_exif_says(orientation: int, form: str) -> None:
 def test_decodes_a_large_jpeg_small() -> None:
     picture = images.read(drawings.encoded(PICTURE.resize((4000, 3000)), "JPEG"), LIMIT)
     assert 512 <= min(picture.size) < 1024
+
+
+@pytest.mark.parametrize("where", ["Raw profile type exif", "XML:com.adobe.xmp"])
+def test_a_png_may_say_elsewhere_which_way_is_up(where: str) -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    profile = f"\nexif\n{len(exif.tobytes())}\n{exif.tobytes().hex()}"
+    said = PngInfo()
+    said.add_itxt(where, profile if "Raw" in where else '<rdf:Description tiff:Orientation="6"/>')
+    picture = images.read(drawings.encoded(PICTURE, "PNG", pnginfo=said), LIMIT)
+    assert picture.tobytes() == PICTURE.transpose(Image.Transpose.ROTATE_270).tobytes()
 
 
 def exif_with_an_odd_orientation() -> bytes:

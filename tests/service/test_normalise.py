@@ -11,10 +11,11 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service import images, verdict
+from service import images
 from service.engine import CapsNet, Perception
 from service.pictures.ink import ink_of
 from service.pictures.sheet import sheet_of
+from service.verdict import Judge
 from tests import drawings
 from tests.mnist import Digits
 
@@ -207,9 +208,7 @@ def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
     masks = [drawings.written(digit, generator("thick", digit, more), width=0.3) for more in "abc" for digit in "0123456789"]
     pictures = prepared(drawings.grey(mask, 0.0, 1.0) for mask in masks)
     seen = compact.perceive(pictures, np.ones(len(pictures), bool))
-    verdicts = [
-        verdict.judge(compact.manifest, *row) for row in zip(seen.lengths, seen.errors.tolist(), seen.contrasts, strict=True)
-    ]
+    verdicts = Judge(compact.manifest).verdicts(seen)
     assert (seen.lengths.argmax(axis=1) == np.tile(np.arange(10), 3)).sum() >= 28
     assert verdicts.count("not_a_digit") <= 2
 

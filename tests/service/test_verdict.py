@@ -15,9 +15,11 @@ from sklearn.metrics import roc_auc_score
 
 from service import bundle, images, verdict
 from service.engine import CapsNet, Perception
+from service.verdict import Judge
 from tests import drawings
 
 TINY = bundle.read(Path(__file__).parent.parent / "bundles" / "tiny").manifest
+JUDGE = Judge(TINY)
 SHAPE = (1, 28, 28)
 LOOKALIKES = set("OoDQIlijJZzSsBbGgqCcTtYAhr")  # a 0, 1, 2, 5, 6, 7, 8, 9 or 4 to somebody who has seen digits alone
 LETTERS = sorted(set(string.ascii_letters) - LOOKALIKES)
@@ -35,9 +37,9 @@ def judged(net: CapsNet, pictures: Array) -> Judged:
 
 
 def judged_as_seen(net: CapsNet, seen: Perception) -> Judged:
-    rows = list(zip(seen.lengths, seen.errors.tolist(), seen.contrasts.tolist(), strict=True))
-    verdicts = [verdict.judge(net.manifest, lengths, error, contrast) for lengths, error, contrast in rows]
-    return verdicts, np.array([verdict.surprise(net.manifest, lengths, error) for lengths, error, _ in rows])
+    judge = Judge(net.manifest)
+    rows = enumerate(zip(seen.lengths, seen.errors.tolist(), strict=True))
+    return judge.verdicts(seen), np.array([judge.surprise(lengths, seen.objects(row), error) for row, (lengths, error) in rows])
 
 
 def prepared(pictures: Iterable[Image.Image]) -> Array:
@@ -117,39 +119,44 @@ def test_blank_sheets_are_nothing(compact: CapsNet) -> None:
 
 
 def test_usual_in_every_respect_is_a_digit() -> None:
-    assert verdict.judge(TINY, LENGTHS, 0.03, contrast=0.3) == "digit"
+    assert JUDGE.judge(LENGTHS, [7], 0.03, contrast=0.3) == "digit"
 
 
 def test_long_capsules_alone_convince_nobody() -> None:
     """Uniform noise: capsules longer than digits have, and a picture that nothing drawn comes near."""
-    assert verdict.judge(TINY, LENGTHS, 0.3, contrast=0.29) == "not_a_digit"
+    assert JUDGE.judge(LENGTHS, [7], 0.3, contrast=0.29) == "not_a_digit"
 
 
 def test_two_that_lead_together_leave_it_unsure() -> None:
     lengths = LENGTHS.copy()
     lengths[1] = lengths[7] - 0.01
-    assert verdict.judge(TINY, lengths, 0.03, contrast=0.3) == "unsure"
+    assert JUDGE.judge(lengths, [7], 0.03, contrast=0.3) == "unsure"
 
 
 def test_no_contrast_is_no_digit() -> None:
-    assert verdict.judge(TINY, LENGTHS, 0.0, contrast=0.01) == "not_a_digit"
+    assert JUDGE.judge(LENGTHS, [7], 0.0, contrast=0.01) == "not_a_digit"
 
 
 def test_without_a_drawing_it_stays_unsure() -> None:
-    assert verdict.judge(TINY, LENGTHS, float("nan"), contrast=0.3) == "unsure"
+    assert JUDGE.judge(LENGTHS, [7], float("nan"), contrast=0.3) == "unsure"
 
 
 def test_surprise_grows_without_end_and_without_steps_back() -> None:
-    errors = [verdict.surprise(TINY, LENGTHS, error) for error in np.linspace(0, 0.5, 200)]
+    errors = [JUDGE.surprise(LENGTHS, [7], error) for error in np.linspace(0, 0.5, 200)]
     assert errors == sorted(errors)
     assert errors[-1] > errors[-20] > 2 * verdict.NOT_A_DIGIT
-    shorter = [verdict.surprise(TINY, LENGTHS * share, 0.04) for share in np.linspace(1, 0, 100, dtype=np.float32)]
+    shorter = [JUDGE.surprise(LENGTHS * share, [7], 0.04) for share in np.linspace(1, 0, 100, dtype=np.float32)]
     assert shorter == sorted(shorter)
 
 
 def test_two_objects_count_where_a_model_sees_two() -> None:
-    both = TINY.model_copy(update={"max_objects": 2})
     lengths = LENGTHS.copy()
     lengths[1] = 0.95
-    assert verdict.surprise(both, lengths, 0.02) < verdict.surprise(TINY, lengths, 0.02)
-    assert verdict.judge(both, lengths, 0.02, contrast=0.3) == "digit"
+    assert JUDGE.surprise(lengths, [7, 1], 0.02) < JUDGE.surprise(lengths, [7], 0.02)
+    assert JUDGE.judge(lengths, [7, 1], 0.02, contrast=0.3) == "digit"
+
+
+def test_all_classes_may_be_there() -> None:
+    lengths = np.array([0.9, 0.8], np.float32)
+    two = TINY.model_copy(update={"classes": TINY.classes[:2]})
+    assert Judge(two).surprise(lengths, [0, 1], 0.02) < Judge(two).surprise(lengths, [0], 0.02)  # nothing comes near the second
