@@ -1,23 +1,11 @@
 """Our exception hierarchy, each with its HTTP status; one handler turns them into problem+json (RFC 9457).
 
-    ServiceError
-      MalformedRequest   400   not the syntax we speak
-      KeyWanted          401
-      Forbidden          403   nobody may, as the server is set up
-      UnknownModel       404
-      NotAcceptable      406   the client accepts nothing that we give there
-      TooSlow            408   head or body did not come in time
-      NotReloaded        409   the models folder holds something that cannot be served; what was served still is
-      TooLarge           413   body or pixels over the limit
-      NotAnImage         415   not an image type we read
-      Unprocessable      422   damaged image, parameter out of range, someone else's pose token
-      HeadTooLarge       431   more headers, or a longer path, than anybody needs
-      TurnedAway               through no fault of the request
-        Busy             503   queue full, warming, draining; carries Retry-After
-          Broken         503   the model itself failed
-        TooLate          504   past the deadline
-
-    StartError                 the process cannot start as it was asked to: exit status 2
+    ServiceError            a request is not answered as asked; 4xx says that it is at fault
+      TurnedAway            through no fault of the request
+        Busy        503     carries Retry-After
+          Broken    503     the model itself failed
+        TooLate     504
+    StartError              the process cannot start as it was asked to: exit status 2
 
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
@@ -29,6 +17,7 @@ from typing import ClassVar
 class ServiceError(Exception):
     status: ClassVar[int]
     title: ClassVar[str]
+    meaning: ClassVar[str]  # for /docs
     headers: ClassVar[Mapping[str, str]] = {}
 
     def __init__(self, detail: str) -> None:
@@ -38,48 +27,59 @@ class ServiceError(Exception):
 
 class MalformedRequest(ServiceError):
     status, title = 400, "malformed request"
+    meaning = "not the syntax we speak"
 
 
 class KeyWanted(ServiceError):
     status, title = 401, "API key wanted"
-    headers: ClassVar = {"WWW-Authenticate": 'Bearer, Basic realm="capserve: any user, the key as password"'}
+    meaning = "the server's key is wanted"
+    headers: ClassVar = {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(ServiceError):
     status, title = 403, "forbidden"
+    meaning = "not as the server is set up, or another site's page asks"
 
 
 class UnknownModel(ServiceError):
     status, title = 404, "no such model"
+    meaning = "no such model"
 
 
 class NotAcceptable(ServiceError):
     status, title = 406, "not acceptable"
+    meaning = "Accept admits no form of it"
 
 
 class TooSlow(ServiceError):
     status, title = 408, "request timeout"
+    meaning = "head or body did not come in time"
     headers: ClassVar = {"Connection": "close"}
 
 
 class NotReloaded(ServiceError):
     status, title = 409, "not reloaded"
+    meaning = "nothing changed: the models folder holds what cannot be served"
 
 
 class TooLarge(ServiceError):
     status, title = 413, "too large"
+    meaning = "body or pixels over the limit"
 
 
 class NotAnImage(ServiceError):
     status, title = 415, "not an image type we read"
+    meaning = "not an image type we read"
 
 
 class Unprocessable(ServiceError):
     status, title = 422, "cannot be processed"
+    meaning = "a damaged picture, a parameter out of range, another model's pose token"
 
 
 class HeadTooLarge(ServiceError):
     status, title = 431, "head too large"
+    meaning = "more headers, or a longer path, than anybody needs"
 
 
 class TurnedAway(ServiceError):
@@ -91,6 +91,7 @@ class TurnedAway(ServiceError):
 
 class Busy(TurnedAway):
     status, title = 503, "busy"
+    meaning = "queue full, warming, draining, or the model failed; see Retry-After"
     headers: ClassVar = {"Retry-After": "1"}  # seconds; a queue is empty again in less
 
 
@@ -100,6 +101,7 @@ class Broken(Busy):
 
 class TooLate(TurnedAway):
     status, title = 504, "past the deadline"
+    meaning = "past the deadline"
 
 
 class StartError(Exception):

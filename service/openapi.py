@@ -8,11 +8,16 @@ from threading import Lock
 from typing import Any
 
 from fastapi import FastAPI
+from pydantic.json_schema import models_json_schema
 
 from service import examples
 from service.catalogue import Catalogue
 from service.errors import Broken
 from service.schemas import Problem
+from service.tensors import InferenceRequest
+
+DESCRIBED = (Problem, InferenceRequest)  # what routes name in their descriptions and FastAPI does not know
+REFERENCE = "#/components/schemas/{model}"
 
 logger = logging.getLogger(__name__)
 
@@ -30,7 +35,8 @@ def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any
             if made[0] != served.digest:
                 app.openapi_schema = None
                 document = plain()
-                document["components"]["schemas"]["Problem"] = Problem.model_json_schema()
+                _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
+                document["components"]["schemas"] |= described["$defs"]
                 try:
                     examples.add(document, served)
                 except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
@@ -29,6 +29,22 @@ class PredictQuery(_Query):
     )
     reconstruct: bool = Field(True, description="whether each object's drawing is in the answer")
     input: bool = Field(False, description="whether the picture as the network took it, after normalise, is in the answer")
+
+
+class _Sent(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class OnePicture(_Sent):
+    FORM: ClassVar = '{"image": "<base64>"}'
+
+    image: str = Field(description="the picture's bytes in base64, or a data URI of them", json_schema_extra={"format": "byte"})
+
+
+class ManyPictures(_Sent):
+    FORM: ClassVar = '{"images": ["<base64>", ...]}'
+
+    images: list[Annotated[str, Field(json_schema_extra={"format": "byte"})]] = Field(description="as /predict's, in order")
 
 
 class Subject(_Query):

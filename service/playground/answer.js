@@ -5,7 +5,6 @@ import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
 
 const TILES = ["seen", "believed", "difference"];
 const OBJECTS = ["first", "second"]; // their colours in style.css
-const AS_TRAINED = byId("seen-hint").textContent;
 const FROM_POSE = byId("believed-hint").textContent;
 
 /** The PNGs in an answer: what was seen, and what is believed of each object. */
@@ -15,9 +14,14 @@ export async function readPictures({ input, objects }) {
 }
 
 const several = (model) => model?.manifest.max_objects > 1;
+const digits = (classes) => classes.every((label) => /^\d$/.test(label));
 
 /** What to draw for a model; before any is known, what most take. */
-export const invitation = (model) => (several(model) ? "Draw two digits, one over the other" : "Draw a digit");
+export function invitation(model) {
+  const known = digits(model?.classes ?? []);
+  if (several(model)) return `Draw two ${known ? "digits" : "of its classes"}, one over the other`;
+  return known ? "Draw a digit" : "Draw one of its classes";
+}
 
 export class AnswerView {
   #bars = [];
@@ -77,7 +81,7 @@ export class AnswerView {
 
   #verdict(verdict, labels) {
     const both = labels.map(named).join(" and ");
-    if (verdict === "not_a_digit") return this.#model.classes.every((label) => /^\d$/.test(label)) ? "Not a digit" : "Nothing it knows";
+    if (verdict === "not_a_digit") return digits(this.#model.classes) ? "Not a digit" : "Nothing it knows";
     if (verdict === "unsure") return `Perhaps ${both}`;
     return labels.length > 1 ? capital(`${both}, one over the other`) : `This is ${both}`;
   }
@@ -92,7 +96,7 @@ export class AnswerView {
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
     const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";
-    const pair = labels.length > 1 ? " It looks for two in every picture, and in one digit finds a second." : "";
+    const pair = labels.length > 1 ? " It looks for two in every picture, and where one is finds a second." : "";
     return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}${pair}`;
   }
 
@@ -100,7 +104,6 @@ export class AnswerView {
     byId("seen").setAttribute("aria-label", seen);
     byId("believed").setAttribute("aria-label", believed);
     byId("difference").setAttribute("aria-label", difference);
-    say(byId("seen-hint"), AS_TRAINED);
     if (typeof hint === "string") say(byId("believed-hint"), hint);
     else byId("believed-hint").replaceChildren(...hint);
   }

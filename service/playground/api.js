@@ -1,7 +1,8 @@
 /** The service's HTTP API, as this page needs it. Knows no page: what goes wrong is thrown, as one of the three below. */
 
 const KEY = "capserve.key"; // in sessionStorage: this tab's, and back with it where a browser reopens it
-const LIMIT = 20000; // milliseconds; the service itself gives up earlier, so beyond it nobody is there
+const LIMIT = 20000; // milliseconds for an answer; the service gives up after half of that, unless it is set otherwise
+const SLOWEST = 16; // bytes that go up in a millisecond on the slowest line: what is sent takes its time before an answer can begin
 const GLANCE = 4000; // the same, for a look whether it is back
 
 /** The service said no; its sentence says what to do. */
@@ -62,11 +63,12 @@ export class Api {
     return answer.content;
   }
 
-  /** Whether to ask again. Where a proxy lets nobody see /readyz, that it says so will do. */
+  /** Whether to ask again: any answer of the service's own will do, which is not ready while another model fails, and any no of a
+   *  proxy that lets nobody see /readyz. */
   async ready() {
     try {
-      const response = await fetch(address("readyz"), { cache: "no-store", credentials: "omit", signal: AbortSignal.timeout(GLANCE) });
-      return response.status < 500;
+      const response = await request("readyz", { cache: "no-store", signal: AbortSignal.timeout(GLANCE) });
+      return response.status < 500 || "state" in (await response.json());
     } catch {
       return false;
     }
@@ -80,12 +82,11 @@ export class Api {
   async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
     const key = this.#known();
     if (key) headers = { ...headers, "X-API-Key": key };
-    const until = either(AbortSignal.timeout(LIMIT), signal);
+    const until = either(AbortSignal.timeout(LIMIT + (body?.size ?? 0) / SLOWEST), signal);
     const asked = performance.now();
     let response, milliseconds, content;
     try {
-      // Without credentials a browser does not ask for a password itself when a key is wanted: the page does.
-      response = await fetch(address(path), { method, headers, body, signal: until, credentials: "omit" });
+      response = await request(path, { method, headers, body, signal: until });
       milliseconds = performance.now() - asked;
       content = await (response.ok ? take : sentence)(response);
     } catch (error) {
@@ -94,7 +95,7 @@ export class Api {
     }
     if (response.ok) return { content, milliseconds, timing: response.headers.get("Server-Timing") ?? "" };
     if (response.status === 502) throw new Unreachable(content); // of a proxy, behind which nobody is
-    if (response.status === 503 || response.status === 504) {
+    if ([429, 503, 504].includes(response.status)) { // the first is a proxy's, where many ask
       throw new Busy(content, Number(response.headers.get("Retry-After")) || 1);
     }
     throw new Refused(response.status, content);
@@ -103,6 +104,12 @@ export class Api {
   #tell({ milliseconds, timing }, command, note = "") {
     this.#told({ command, note, milliseconds, stages: stages(timing) });
   }
+}
+
+/** fetch, with what a proxy's login left in the browser. It says that a script asks: then no answer makes the browser ask its user for a
+ *  password, which the page does itself. */
+function request(path, { headers, ...how }) {
+  return fetch(address(path), { ...how, headers: { ...headers, "X-Requested-With": "XMLHttpRequest" } });
 }
 
 /** AbortSignal.any, which tablets of 2023 lack. */
@@ -156,7 +163,7 @@ const keyed = (key) => (key ? ' -H "X-API-Key: $CAPSERVE_API_KEY"' : "");
 
 /** A file of the user's is named; a drawing is nowhere but in this page, so the command carries it. */
 async function posted(url, picture, key) {
-  if (picture.name) return `curl -s${keyed(key)} -F ${quoted(`file=@${picture.name}`)} '${url}'`;
+  if (picture.name) return `curl -s${keyed(key)} -F ${quoted(`file=@"${picture.name.replace(/["\\]/g, "\\$&")}"`)} '${url}'`;
   const image = await base64(picture.blob);
   return `curl -s${keyed(key)} '${url}' -H 'Content-Type: application/json' -d '{"image": "${image}"}'`;
 }

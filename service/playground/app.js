@@ -14,7 +14,7 @@ import { PosePanel } from "./pose.js";
 import { SweepDialog } from "./sweep.js";
 import { acceptPictures } from "./upload.js";
 
-const LIVE = 80; // milliseconds between two answers while the pen moves
+const LIVE = 80; // milliseconds between two questions while the pen moves
 const PATIENCE = 250; // milliseconds after which waiting is shown
 const EXAMPLE = 112; // pixels of an example's side
 const LOOK = 15000; // milliseconds between two looks what is served, if anything is
@@ -60,17 +60,20 @@ function askModels() {
     const models = await api.models(signal);
     const named = (wanted) => models.find(({ name }) => name === wanted);
     const chosen = named(wanted) ?? named(model?.name) ?? models.find((each) => each.default) ?? models[0];
-    return { models, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
-  }, ({ models, chosen }) => {
+    const missed = named(wanted) ? null : wanted;
+    return { models, missed, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
+  }, ({ models, missed, chosen }) => {
     const options = [...byId("model").options].map(({ value }) => value);
     if (models.map(({ name }) => name).join() !== options.join()) { // else one that is open would close
       byId("model").replaceChildren(...models.map(({ name }) => element("option", { value: name }, name)));
     }
     byId("model").disabled = false;
+    if (byId("key").contains(document.activeElement)) byId("model").focus(); // or the focus would go with the form
     byId("key").hidden = true;
     keyGiven = false;
     if (chosen === model) byId("model").value = model.name;
     else setModel(chosen);
+    if (missed) forget(missed);
   });
 }
 
@@ -82,8 +85,15 @@ function chooseModel(name) {
   askModels();
 }
 
+/** A model that is not served is not waited for: it would take the place of another in the middle of the work. */
+function forget(name) {
+  wanted = null;
+  keep();
+  remark(`There is no model ${name} here; ${model.name} answers.`);
+}
+
 function setModel(chosen) {
-  for (const kind of ["predict", "pose", "morph"]) work[kind].drop();
+  drop("predict", "pose", "morph");
   model = chosen;
   byId("refused").hidden = true;
   byId("model").value = model.name;
@@ -97,9 +107,15 @@ function setModel(chosen) {
   predict({ now: true });
 }
 
+/** Nobody wants the answer any more. */
+function drop(...kinds) {
+  for (const kind of kinds) work[kind].drop();
+  byId("answer").setAttribute("aria-busy", false);
+}
+
 function predict(options) {
   if (!model || drawing.empty) {
-    work.predict.drop();
+    drop("predict");
     forgive("predict");
     begun = true;
     if (!model) return;
@@ -128,9 +144,9 @@ function drawPose(byHand) {
 
 function drawMorph() {
   if (!model) return;
-  const query = () => [["model", model.name], ...morph.query];
-  const ask = async (signal) => shown(await api.draw("reconstruct/morph", query(), { signal }));
-  start("morph", ask, (picture) => morph.show(picture));
+  const [what, query] = [morph.describe(), [["model", model.name], ...morph.query]];
+  const ask = async (signal) => shown(await api.draw("reconstruct/morph", query, { signal }));
+  start("morph", ask, (picture) => morph.show(picture, what));
 }
 
 function drawSweep() {
@@ -150,7 +166,7 @@ const invite = () => say(byId("invitation"), drawing.hidden || invitation(model)
 function keep() {
   clearTimeout(keeping);
   try {
-    history.replaceState({ drawing: drawing.kept }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : "");
+    history.replaceState({ drawing: drawing.kept }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : location.pathname);
   } catch { // Safari takes a hundred in half a minute
     keeping = setTimeout(keep, 1000);
   }
@@ -162,23 +178,34 @@ function offerToMorph() {
 }
 
 /** Digits as a pen writes them; of other classes, what the model itself draws of each: its prototype. */
-async function showExamples() {
-  const asked = model;
-  const examples = await Promise.all(asked.classes.map(async (label) => {
-    const strokes = strokesOf(label);
-    if (strokes) return { name: label, strokes };
-    const query = [["model", asked.name], ["label", label], ["size", EXAMPLE]];
-    return { name: label, image: await createImageBitmap(await connection.persist(() => api.draw("reconstruct", query, { quiet: true }))) };
-  }));
-  if (asked !== model) return;
-  const buttons = examples.map((example) => {
+function showExamples() {
+  const buttons = model.classes.map((label) => {
     const canvas = element("canvas", { width: EXAMPLE, height: EXAMPLE, "aria-hidden": "true" });
-    const button = element("button", { type: "button", "aria-label": `Example ${example.name}`, title: example.name }, canvas);
-    button.addEventListener("click", () => drawing.place(example, asked.manifest.max_objects > 1));
-    return button;
+    return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas);
   });
   byId("examples").replaceChildren(...buttons);
-  buttons.forEach((button, index) => sketch(button.firstChild, examples[index])); // now that the style sheet colours them
+  buttons.forEach((button, index) => showExample(button, model, model.classes[index]));
+}
+
+/** Each as it comes; one that does not leaves the others. */
+async function showExample(button, { name, manifest }, label) {
+  try {
+    const strokes = strokesOf(label);
+    const example = strokes ? { name: label, strokes } : { name: label, image: await prototype(name, label) };
+    if (!button.isConnected) return; // these are another model's by now
+    sketch(button.firstChild, example);
+    button.addEventListener("click", () => drawing.place(example, manifest.max_objects > 1));
+    button.disabled = false;
+  } catch (error) {
+    if (!button.isConnected) return;
+    button.remove();
+    refuse("examples", error);
+  }
+}
+
+async function prototype(model, label) {
+  const query = [["model", model], ["label", label], ["size", EXAMPLE]];
+  return createImageBitmap(await connection.persist(() => api.draw("reconstruct", query, { quiet: true })));
 }
 
 let waiting = 0;
@@ -189,7 +216,7 @@ function tell(state, sentence) {
   if (state === "ready" && byId("state").dataset.state === "unreachable") askModels(); // another service may have come back
   const show = () => {
     byId("state").dataset.state = state;
-    say(byId("state"), { ready: "ready", asking: "asking", busy: "busy", unreachable: "unreachable" }[state]);
+    say(byId("state"), state);
   };
   if (state === "asking") {
     if (byId("state").dataset.state === "ready") waiting = setTimeout(show, PATIENCE);
@@ -213,8 +240,16 @@ function refuse(kind, error) {
     morph.offer(null);
     pose.setObjects([]);
   }
+  notice(kind, fault ? `A fault of this page: ${error.message}. Reload it to go on.` : error.message);
+}
+
+/** What is no refusal, and over with the next stroke. */
+const remark = (sentence) => notice("remark", sentence);
+
+function notice(kind, sentence) {
   byId("refused").dataset.kind = kind;
-  say(byId("refused"), fault ? `A fault of this page: ${error.message}. Reload it to go on.` : error.message);
+  byId("refused").classList.toggle("bad", kind !== "remark");
+  say(byId("refusal"), sentence);
   byId("refused").hidden = false;
 }
 
@@ -242,7 +277,7 @@ drawing.addEventListener("change", ({ detail }) => {
   invite();
   byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
   begun ||= detail.begun;
-  forgive("file");
+  forgive("remark");
   predict({ now: !detail.drawing });
   if (!detail.drawing) keep();
 });
@@ -250,7 +285,11 @@ acceptPictures({
   input: byId("file"),
   slate: byId("slate"),
   take: (...picture) => drawing.put(...picture),
-  remark: (sentence) => refuse("file", new Refused(0, sentence)),
+  remark,
+});
+byId("dismiss").addEventListener("click", () => {
+  byId("refused").hidden = true;
+  byId("answer").focus({ preventScroll: true }); // or it would be nowhere
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // a jump within the page would be an entry of its own in the history, one that knows no drawing
@@ -273,6 +312,7 @@ byId("key").addEventListener("submit", (event) => {
   api.key = byId("key-field").value;
   byId("key-field").value = "";
   keyGiven = true;
+  drop("predict", "pose", "morph");
   model = null; // all of it is asked anew
   askModels();
 });

@@ -8,7 +8,10 @@ export function showCommand({ command, note, milliseconds, stages: { total, ...s
   byId("copy").disabled = false;
   const parts = Object.entries(stages).map(([name, value]) => `${name} ${value.toFixed(1)}`);
   const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
-  say(byId("latency"), `${note && `${note} `}${inside}${milliseconds.toFixed(0)} ms with the way there and back.`);
+  const whole = `${milliseconds.toFixed(0)} ms`;
+  const cached = milliseconds < total; // what the service says it took was then
+  const took = cached ? `${whole}, from this browser’s cache.` : `${inside}${whole} with the way there and back.`;
+  say(byId("latency"), `${note && `${note} `}${took}`);
 }
 
 /** The clipboard is the browser's to give: over plain HTTP from another host it is not, and then the line is selected instead. */

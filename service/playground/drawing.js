@@ -179,8 +179,14 @@ function render(context, side, chalk, slate, sheet) {
     if (!image) continue;
     const scale = side / Math.max(image.width, image.height);
     const [width, height] = [image.width * scale, image.height * scale];
-    context.globalCompositeOperation = foreign ? "source-over" : "lighten"; // so that of two examples both stay to be seen
-    context.drawImage(image, (side - width) / 2 + shift * side, (side - height) / 2, width, height);
+    const place = [(side - width) / 2 + shift * side, (side - height) / 2, width, height];
+    if (foreign) {
+      context.fillStyle = "white"; // ink on nothing is mostly dark
+      context.fillRect(...place);
+    } else {
+      context.globalCompositeOperation = "lighten"; // so that of two examples both stay to be seen
+    }
+    context.drawImage(image, ...place);
     context.globalCompositeOperation = "source-over";
   }
   write(context, side, sheet.strokes, 0);

@@ -2,42 +2,41 @@
 
 export class Latest {
   #pause;
-  #timer = 0;
+  #timer = 0; // while it runs, what waits is not started
   #waiting = null;
   #running = null;
 
-  /** At least `pause` milliseconds pass between being asked and starting, unless the asker says `now`. */
+  /** At least `pause` milliseconds pass from the first asking to the start, and so from one start to the next, unless an asker says `now`. */
   constructor(pause = 0) {
     this.#pause = pause;
   }
 
   /** `work(signal)` is async; when the signal is aborted nobody wants its result any more. */
   ask(work, { now = false } = {}) {
+    if (now) this.#stop();
+    else if (this.#pause && !this.#waiting) this.#timer = setTimeout(() => (this.#stop(), this.#run()), this.#pause);
     this.#waiting = work;
-    if (now) {
-      clearTimeout(this.#timer);
-      this.#timer = 0;
-    }
-    if (!this.#running && !this.#timer) {
-      if (now || !this.#pause) this.#run();
-      else this.#timer = setTimeout(() => ((this.#timer = 0), this.#run()), this.#pause);
-    }
+    this.#run();
   }
 
   /** Whether more is to be done after what is being done. */
   get more() {
-    return Boolean(this.#waiting || this.#timer);
+    return Boolean(this.#waiting);
   }
 
   drop() {
-    clearTimeout(this.#timer);
-    this.#timer = 0;
+    this.#stop();
     this.#waiting = null;
     this.#running?.abort();
   }
 
+  #stop() {
+    clearTimeout(this.#timer);
+    this.#timer = 0;
+  }
+
   async #run() {
-    while (this.#waiting && !this.#running) {
+    while (this.#waiting && !this.#timer && !this.#running) {
       const work = this.#waiting;
       const running = new AbortController();
       this.#waiting = null;

@@ -1,6 +1,6 @@
 /** Two digits that were kept, and the strip of poses between them. */
 
-import { byId, element, named, say } from "./dom.js";
+import { byId, element, enable, named, say } from "./dom.js";
 import { paint, wipe } from "./pixels.js";
 
 const ENDS = ["from", "to"];
@@ -36,7 +36,7 @@ export class MorphPanel {
   /** What a click would keep: an object of the last answer and its picture, or nothing. */
   offer(object, picture) {
     this.#current = object && { ...object, picture };
-    for (const end of ENDS) byId(`keep-${end}`).disabled = !object;
+    for (const end of ENDS) enable(byId(`keep-${end}`), object, byId("file"));
   }
 
   get complete() {
@@ -47,9 +47,14 @@ export class MorphPanel {
     return [...ENDS.map((end) => [end, this.#kept[end].pose]), ["steps", byId("steps").value]];
   }
 
-  show(picture) {
+  describe() {
     const [start, end] = ENDS.map((each) => named(this.#kept[each].label));
-    picture.alt = `${byId("steps").value} drawings from ${start} to ${end}`;
+    return `${byId("steps").value} drawings from ${start} to ${end}`;
+  }
+
+  /** `what` is what `describe` said when it was asked for. */
+  show(picture, what) {
+    picture.alt = what;
     this.#show(element("div", { class: "plate" }, picture));
     this.#strip = picture;
   }
@@ -59,8 +64,8 @@ export class MorphPanel {
     paint(byId(end), [this.#current.picture]);
     byId(end).classList.remove("blank");
     byId(end).setAttribute("aria-label", `${end === "from" ? "Start" : "End"}: ${named(this.#current.label)}`);
-    if (this.complete) this.#changed();
-    else say(EXPLANATION, `Kept. Now draw another digit and keep it as the ${end === "from" ? "end" : "start"}.`);
+    if (!this.complete) say(EXPLANATION, `Kept. Now draw another and keep it as the ${end === "from" ? "end" : "start"}.`);
+    else if (byId("steps").reportValidity()) this.#changed();
   }
 
   #show(child) {

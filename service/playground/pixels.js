@@ -1,5 +1,6 @@
 /** Pictures as levels from 0 to 1, and back onto a canvas in the slate's colours. */
 
+const sheet = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true }); // for all that is read
 const SLATE = [17, 21, 28];
 const CHALK = [247, 244, 236];
 export const FIRST = [255, 178, 90]; // of two digits on top of each other
@@ -11,9 +12,10 @@ const ADDED = [118, 226, 160];
 export async function read(png) {
   const bitmap = await createImageBitmap(typeof png === "string" ? unpacked(png) : png);
   const { width, height } = bitmap;
-  const context = new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
-  context.drawImage(bitmap, 0, 0);
-  const { data } = context.getImageData(0, 0, width, height);
+  Object.assign(sheet.canvas, { width, height }); // which clears it
+  sheet.drawImage(bitmap, 0, 0);
+  bitmap.close();
+  const { data } = sheet.getImageData(0, 0, width, height);
   const levels = Float32Array.from({ length: width * height }, (_, i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765);
   return { width, height, levels };
 }

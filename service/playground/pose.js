@@ -3,7 +3,7 @@
 import { byId, element, enable, named, say } from "./dom.js";
 import { paint } from "./pixels.js";
 
-const REACH = 0.25;
+export const REACH = 0.25; // how far a dimension is moved, either way
 const STEP = 0.01;
 const SIZE = 224; // pixels of the drawing
 const OPENING = 3; // the class whose prototype is shown before anything is drawn
@@ -96,18 +96,19 @@ export class PosePanel {
   #slider(name, dim) {
     const id = `dim-${dim}`;
     const input = element("input", { type: "range", id, min: -REACH, max: REACH, step: STEP, value: 0 });
-    const output = element("output", { for: id });
+    const figure = element("span", { class: "figure", "aria-hidden": "true" }); // the slider itself says it
     const back = element("button", { type: "button", class: "back", "aria-label": `Reset ${name}`, title: "Reset" }, "↺");
     const show = () => {
       const value = Number(input.value);
-      say(output, signed(value));
+      say(figure, signed(value));
+      input.setAttribute("aria-valuetext", signed(value));
       row.classList.toggle("moved", value !== 0);
       back.disabled = value === 0;
     };
     const set = (value) => ((input.value = value), show());
     input.addEventListener("input", () => (show(), this.#moved()));
     back.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
-    const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, output, back);
+    const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, figure, back);
     show();
     return { row, input, set };
   }
@@ -124,18 +125,24 @@ export class PosePanel {
     const whose = this.describe();
     byId("turned").setAttribute("aria-label", `The pose of ${whose}${moved ? ", moved by the sliders" : ""}`);
     const how = moved ? ", moved" : "";
-    say(byId("subject"), this.object ? `This is ${whose}${how}.` : `Nothing is drawn yet: this is ${whose}${how}.`);
+    say(byId("subject"), `This is ${whose}${how}.`);
   }
 
   #offerObjects(chosen) {
-    const several = this.#objects.length > 1;
-    const radios = this.#objects.map(({ label }, index) => {
-      const input = element("input", { type: "radio", name: "object", value: index, checked: index === chosen });
-      input.addEventListener("change", () => this.#moved());
-      return element("label", { class: index ? "second" : "first" }, input, named(label));
-    });
-    byId("objects").hidden = !several;
-    byId("objects").replaceChildren(byId("objects").firstElementChild, ...(several ? radios : []));
+    const labels = this.#objects.length > 1 ? this.#objects.map(({ label }) => named(label)) : [];
+    const there = [...byId("objects").querySelectorAll("label")];
+    if (labels.join() !== there.map((each) => each.textContent).join()) { // else one that has the focus would lose it
+      for (const each of there) each.remove();
+      byId("objects").append(...labels.map((label, index) => this.#radio(label, index)));
+    }
+    byId("objects").hidden = !labels.length;
+    if (labels.length) byId("objects").querySelectorAll("input")[chosen].checked = true;
+  }
+
+  #radio(label, index) {
+    const input = element("input", { type: "radio", name: "object", value: index });
+    input.addEventListener("change", () => (this.#offerLabels(byId("as-label").value), this.#moved()));
+    return element("label", { class: index ? "second" : "first" }, input, label);
   }
 
   #offerLabels(asLabel) {

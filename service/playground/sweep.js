@@ -1,10 +1,9 @@
 /** The sheet of the paper's Figure 4 in a dialog: a row for each dimension of the pose, a column for each step. */
 
 import { byId, element, say } from "./dom.js";
-import { signed } from "./pose.js";
+import { REACH, signed } from "./pose.js";
 
 const STEPS = 11;
-const REACH = 0.25;
 
 export class SweepDialog {
   #sheet = null;
@@ -12,7 +11,11 @@ export class SweepDialog {
   constructor() {
     const dialog = byId("sweep");
     byId("close-sweep").addEventListener("click", () => this.close());
-    dialog.addEventListener("click", (event) => event.target === dialog && this.close()); // beside it
+    let pressed = null;
+    dialog.addEventListener("pointerdown", ({ target }) => (pressed = target));
+    dialog.addEventListener("click", ({ target }) => { // of text that is selected beyond the edge the click is the dialog's, too
+      if (target === dialog && pressed === dialog) this.close(); // beside it: its page fills it
+    });
     dialog.addEventListener("close", () => {
       this.#forget();
       byId("key").before(byId("notices"));
@@ -35,7 +38,7 @@ export class SweepDialog {
   show(picture, whose, names) {
     this.#sheet = picture;
     picture.alt = `${names.length} by ${STEPS} drawings of ${whose}`;
-    const rows = element("ol", { class: "rows", start: 0 }, ...names.map((name) => element("li", {}, name)));
+    const rows = element("ol", { class: "rows", start: 0 }, ...names.map((name) => element("li", {}, element("span", {}, name))));
     const columns = element("p", { class: "columns", "aria-hidden": "true" });
     columns.append(...[-REACH, 0, REACH].map((delta) => element("span", {}, signed(delta))));
     byId("sheet").replaceChildren(columns, rows, element("div", { class: "plate" }, picture));

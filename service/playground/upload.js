@@ -2,6 +2,7 @@
  *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`. */
 
 const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
+const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
 const SIDE = 1600;
 const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
 
@@ -78,9 +79,9 @@ async function small(image) {
   return smaller;
 }
 
-/** The bytes themselves, since a file may change or go before it is sent. Of what is no picture the beginning will do, for the
- *  service to say what it is; and as plain bytes: JSON it would read as a request. */
+/** The bytes themselves, since a file may change or go before it is sent. Of what it does not read the beginning will do, for the
+ *  service to say what it is; and what is no picture goes as plain bytes: JSON it would read as a request. */
 async function held(file) {
   const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
-  return new Blob([await file.slice(0, LARGE).arrayBuffer()], { type });
+  return new Blob([await file.slice(0, READ.includes(type) ? MOST : LARGE).arrayBuffer()], { type });
 }

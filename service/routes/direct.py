@@ -15,29 +15,30 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
 
 from service import faults
-from service.errors import Unprocessable
+from service.errors import (
+    Busy,
+    KeyWanted,
+    MalformedRequest,
+    NotAnImage,
+    ServiceError,
+    TooLarge,
+    TooLate,
+    TooSlow,
+    UnknownModel,
+    Unprocessable,
+)
 from service.web import problems
 
 
-def refusal(title: str) -> dict[str, Any]:
-    """How /docs describes an answer that is a problem."""
-    return {"description": title, "content": {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
+    """How /docs describes answers that are problems."""
+    content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    return {error.status: {"description": error.meaning, "content": content} for error in errors}
 
 
-RESPONSES: dict[int | str, dict[str, Any]] = {
-    status: refusal(title)
-    for status, title in {
-        400: "malformed",
-        401: "key wanted",
-        404: "no such model",
-        408: "the body took too long",
-        413: "body or pixels over the limit",
-        415: "not an image type we read",
-        422: "not decodable, or a parameter out of range",
-        503: "queue full, warming or draining; see Retry-After",
-        504: "past the deadline",
-    }.items()
-}
+RESPONSES = refusals(
+    MalformedRequest, KeyWanted, UnknownModel, TooSlow, TooLarge, NotAnImage, Unprocessable, Busy, TooLate
+)  # which any of our routes may give
 
 
 class Direct(APIRoute):

@@ -7,10 +7,11 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service import state
-from service.routes.direct import RESPONSES, Bare
+from service.errors import Unprocessable
+from service.routes.direct import Bare, refusals
 from service.schemas import Liveness, Readiness
 
-router = APIRouter(route_class=Bare, responses={422: RESPONSES[422]}, tags=["health"])
+router = APIRouter(route_class=Bare, responses=refusals(Unprocessable), tags=["health"])
 
 
 @router.get("/healthz", response_model=Liveness, responses={503: {"model": Liveness, "description": "restart the process"}})

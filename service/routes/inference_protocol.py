@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as installed
-from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -20,7 +19,7 @@ from service.errors import MalformedRequest, UnknownModel
 from service.routes.direct import RESPONSES, Bare
 from service.served import Served
 from service.state import Service
-from service.tensors import Inference, InferenceRequest, Port
+from service.tensors import Inference, Port
 from service.visits import Visit
 from service.web import body, departure
 
@@ -37,22 +36,10 @@ OUTPUTS: dict[str, Callable[[Perception], Array]] = {
 }
 
 
-def _inlined(schema: Any, definitions: dict[str, Any]) -> Any:
-    """A JSON schema with its references resolved, as it must be where it stands inside another document."""
-    if isinstance(schema, list):
-        return [_inlined(each, definitions) for each in schema]
-    if not isinstance(schema, dict):
-        return schema
-    if "$ref" in schema:
-        return _inlined(definitions[schema["$ref"].rpartition("/")[2]], definitions)
-    return {key: _inlined(value, definitions) for key, value in schema.items() if key != "$defs"}
-
-
-_SCHEMA = InferenceRequest.model_json_schema()
 _BODY = {
     "required": True,
     "content": {
-        "application/json": {"schema": _inlined(_SCHEMA, _SCHEMA["$defs"])},
+        "application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}},  # openapi.py puts it there
         "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
     },
 }

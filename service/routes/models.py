@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import state
-from service.errors import Forbidden, NotReloaded, StartError
+from service.errors import Forbidden, KeyWanted, NotReloaded, StartError, UnknownModel, Unprocessable
 from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError
-from service.routes.direct import RESPONSES, Bare, refusal
+from service.routes.direct import Bare, refusals
 from service.schemas import ModelDetail, Models, Reloaded
 from service.served import Served
 
-router = APIRouter(route_class=Bare, responses={status: RESPONSES[status] for status in (401, 404, 422)}, tags=["models"])
+router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, UnknownModel, Unprocessable), tags=["models"])
 
 
 @router.get("/models", response_model=Models)
@@ -28,10 +28,7 @@ async def models(request: Request) -> Response:
 @router.post(
     "/models/reload",
     response_model=Reloaded,
-    responses={
-        403: refusal("not as the server is set up"),
-        409: refusal("nothing changed: the models folder holds what cannot be served"),
-    },
+    responses=refusals(Forbidden, NotReloaded),
 )
 async def reload(request: Request) -> Response:
     """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the server's key.

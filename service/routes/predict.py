@@ -14,7 +14,7 @@ from service import answer, images, state, visits
 from service.bundle import Array
 from service.errors import ServiceError, TooLarge
 from service.routes.direct import RESPONSES, Direct
-from service.schemas import Prediction, Predictions, PredictQuery
+from service.schemas import ManyPictures, OnePicture, Prediction, Predictions, PredictQuery
 from service.served import Seen, Served
 from service.state import Service
 from service.visits import Visit
@@ -26,23 +26,21 @@ router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 SMALL_BYTES = 1 << 13
 SMALL_PIXELS = 1 << 12
 
-BINARY = {"schema": {"type": "string", "format": "binary"}}
-BASE64 = {"type": "string", "format": "byte"}
 FILE = {"type": "string", "format": "binary"}
 
 
-def _json_schema(field: str, schema: dict[str, Any]) -> dict[str, Any]:
-    return {"schema": {"type": "object", "required": [field], "properties": {field: schema}}}
+def _form(file: dict[str, Any]) -> dict[str, Any]:
+    return {"schema": {"type": "object", "required": ["file"], "properties": {"file": file}}}
 
 
 ONE = {
-    "multipart/form-data": _json_schema("file", FILE),
-    "application/json": _json_schema("image", BASE64),
-    **dict.fromkeys(("image/png", "image/jpeg", "image/webp", "image/bmp"), BINARY),
+    body.MULTIPART: _form(FILE),
+    body.JSON: {"schema": OnePicture.model_json_schema()},
+    **dict.fromkeys(("image/png", "image/jpeg", "image/webp", "image/bmp"), {"schema": FILE}),
 }
 MANY = {
-    "multipart/form-data": _json_schema("file", {"type": "array", "items": FILE}),
-    "application/json": _json_schema("images", {"type": "array", "items": BASE64}),
+    body.MULTIPART: _form({"type": "array", "items": FILE}),
+    body.JSON: {"schema": ManyPictures.model_json_schema()},
 }
 
 

@@ -18,10 +18,10 @@ from fastapi import APIRouter, Query, Request, Response
 from service import images, pose, state, visits
 from service.bundle import Array
 from service.engine import Labels, perturb
-from service.errors import NotAcceptable, Unprocessable
+from service.errors import Busy, KeyWanted, NotAcceptable, TooLate, UnknownModel, Unprocessable
 from service.manifest import Manifest
 from service.pose import Pose
-from service.routes.direct import RESPONSES, Direct, refusal
+from service.routes.direct import Direct, refusals
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
 from service.served import Served
 from service.state import Service
@@ -45,10 +45,7 @@ PNG_OR_PIXELS: dict[int | str, dict[str, Any]] = {
 router = APIRouter(
     route_class=Direct,
     prefix="/reconstruct",
-    responses={
-        **{status: RESPONSES[status] for status in (401, 404, 422, 503, 504)},
-        406: refusal("Accept admits no form of it"),
-    },
+    responses=refusals(KeyWanted, UnknownModel, NotAcceptable, Unprocessable, Busy, TooLate),
     tags=["reconstruct"],
 )
 
@@ -123,7 +120,7 @@ def _asked(request: Request, model: str | None) -> tuple[Service, Served]:
 
 def _form(request: Request, *offers: str) -> str:
     """The media type of the answer. Here a client chooses; elsewhere there is one form, and Accept is not looked at."""
-    form = headers.preferred(",".join(request.headers.getlist("accept")), offers)
+    form = headers.preferred(request.headers.getlist("accept"), offers)
     if form is None:
         raise NotAcceptable(
             f"Accept does not admit {' or '.join(offers)}, which this path gives; ask for that, or leave Accept out"
@@ -138,7 +135,7 @@ async def _unless_known(request: Request, served: Served, form: str, draw: Calla
     asked = request.query_params.keys()
     lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked else "no-cache"
     known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, {lasts}", "Vary": "Accept"}
-    if headers.knows(",".join(request.headers.getlist("if-none-match")), etag):
+    if headers.knows(request.headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers=known)
     with departure.heeded(request):
         response = await draw()

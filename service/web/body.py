@@ -5,19 +5,25 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
-import json
 import time
-from typing import Any
+from typing import TypeVar
 
+from pydantic import ValidationError
 from starlette.requests import Request
 
-from service import state, visits
+from service import faults, state, visits
 from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
+from service.schemas import ManyPictures, OnePicture
 from service.tensors import MOST_VALUES
 from service.web import multipart
 
 ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
 MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"
+
+MULTIPART, JSON = "multipart/form-data", "application/json"
+RAW = ("", "application/octet-stream")  # and image/*
+
+Sent = TypeVar("Sent", OnePicture, ManyPictures)
 
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
@@ -46,7 +52,15 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
 
 def picture(content_type: str, body: bytes) -> bytes:
     """The one picture of a request to /predict."""
-    found = _pictures(content_type, body, "image", most=1)
+    kind = _kind(content_type)
+    if kind == MULTIPART:
+        found = _files(content_type, body, most=1)
+    elif kind == JSON:
+        found = [_from_base64(_parsed(OnePicture, body).image, "a picture")]
+    elif kind.startswith("image/") or kind in RAW:
+        found = [body]
+    else:
+        raise _unreadable(kind, ONE)
     if len(found) != 1:
         raise MalformedRequest(f"expected one picture, found {len(found)}; {ONE if not found else '/predict/batch takes many'}")
     return found[0]
@@ -54,28 +68,30 @@ def picture(content_type: str, body: bytes) -> bytes:
 
 def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
     """The pictures of a request to /predict/batch, in order."""
-    found = _pictures(content_type, body, "images", most)
-    _check_count(len(found), most)
-    return found
+    kind = _kind(content_type)
+    if kind == MULTIPART:
+        found = _files(content_type, body, most)
+        _check_count(len(found), most)
+        return found
+    if kind == JSON:
+        texts = _parsed(ManyPictures, body).images
+        _check_count(len(texts), most)
+        return [_from_base64(text, f"picture {index}") for index, text in enumerate(texts)]
+    raise _unreadable(kind, MANY)
+
+
+def _kind(content_type: str) -> str:
+    return content_type.partition(";")[0].strip().lower()
+
+
+def _unreadable(kind: str, instead: str) -> NotAnImage:
+    return NotAnImage(f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {instead}")
 
 
 def _check_count(found: int, most: int) -> None:
     if not 1 <= found <= most:
         what = "send them in several requests" if found else "send at least one"
         raise MalformedRequest(f"expected 1 to {most} pictures, found {found}; {what}")
-
-
-def _pictures(content_type: str, body: bytes, field: str, most: int) -> list[bytes]:
-    kind = content_type.partition(";")[0].strip().lower()
-    if kind == "multipart/form-data":
-        return _files(content_type, body, most)
-    if kind == "application/json":
-        return _from_json(body, field, most)
-    if field == "image" and (kind.startswith("image/") or kind in ("", "application/octet-stream")):
-        return [body]
-    raise NotAnImage(
-        f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {ONE if field == 'image' else MANY}"
-    )
 
 
 def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
@@ -87,23 +103,14 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     return found
 
 
-def _from_json(body: bytes, field: str, most: int) -> list[bytes]:
-    wanted = '{"image": "<base64>"}' if field == "image" else '{"images": ["<base64>", ...]}'
+def _parsed(model: type[Sent], body: bytes) -> Sent:
+    wanted = f"send {model.FORM}"
     if body.count(b",") > MOST_VALUES:
-        raise TooLarge(f"more than {MOST_VALUES:,} values in JSON; send {wanted}")
+        raise TooLarge(f"more than {MOST_VALUES:,} values in JSON; {wanted}")
     try:
-        values: Any = json.loads(body)
-    except (ValueError, RecursionError):
-        raise MalformedRequest(f"the body is not JSON; send {wanted}") from None
-    if not isinstance(values, dict) or values.keys() != {field}:
-        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
-    texts = [values[field]] if field == "image" else values[field]
-    if not isinstance(texts, list):
-        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
-    _check_count(len(texts), most)  # before each of them is looked at
-    if not all(isinstance(text, str) for text in texts):
-        raise MalformedRequest(f"the JSON is not as expected; send {wanted}")
-    return [_from_base64(text, "a picture" if field == "image" else f"picture {index}") for index, text in enumerate(texts)]
+        return model.model_validate_json(body)
+    except ValidationError as error:
+        raise MalformedRequest(f"{faults.sentences(model, error, 'the body')[0]}; {wanted}") from None
 
 
 def _from_base64(text: str, which: str) -> bytes:

@@ -28,6 +28,7 @@ from service.web.problems import CLIENT_LEFT, REFUSED
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
 
+BASIC = 'Basic realm="capserve: any user, the key as password"'
 OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"}) | playground.PATHS
 
 logger = logging.getLogger("service.requests")
@@ -74,8 +75,7 @@ class Envelope:
             if self._key is None or scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
                 await self._app(scope, receive, stamped)
             else:
-                wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-                await self._refuse(wanted, scope, receive, stamped)
+                await self._ask_for_key(scope, receive, stamped)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
@@ -90,6 +90,15 @@ class Envelope:
         finally:
             self._bodies.release(visit.holds)
             self._close(method, scope, visit, status or CLIENT_LEFT)
+
+    async def _ask_for_key(self, scope: Scope, receive: Receive, send: Send) -> None:
+        wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        self._metrics.refused(wanted)
+        answer = problems.of(wanted)
+        by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])
+        if not by_script:  # the page asks its user itself; offered Basic, the browser would first
+            answer.headers.append("WWW-Authenticate", BASIC)
+        await answer(scope, receive, send)
 
     async def _refuse(self, error: ServiceError, scope: Scope, receive: Receive, send: Send) -> None:
         self._metrics.refused(error)

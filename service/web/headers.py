@@ -1,4 +1,4 @@
-"""What a client's headers ask for: Accept and If-None-Match, as RFC 9110 has them. Pure."""
+"""What a client's headers ask for: Accept and If-None-Match, as RFC 9110 has them, each in as many lines as it came in."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ WEIGHT = re.compile(r"0(?:\.\d{0,3})?|1(?:\.0{0,3})?", re.ASCII)
 TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
-def preferred(accept: str, offers: Sequence[str]) -> str | None:
+def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
     """The offer liked best; of equals the one that is named more closely, then the first. None: none of them is wanted."""
-    ranges = [found for part in accept.split(",") if (found := _range(part)) is not None]
+    ranges = [found for part in ",".join(accept).split(",") if (found := _range(part)) is not None]
     if not ranges:  # no header, or nothing in it that can be understood
         return offers[0]
     liked = [(*_liking(offer, ranges), -place) for place, offer in enumerate(offers)]
@@ -40,8 +40,7 @@ def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int
     return (weight, near) if near else (0.0, 0)
 
 
-def knows(if_none_match: str, etag: str) -> bool:
+def knows(if_none_match: Sequence[str], etag: str) -> bool:
     """Whether the client has this version: by weak comparison, in which W/"x" and "x" are the same."""
-    if if_none_match.strip() == "*":
-        return True
-    return etag.removeprefix("W/") in TAG.findall(if_none_match)
+    tags = ",".join(if_none_match)
+    return tags.strip() == "*" or etag.removeprefix("W/") in TAG.findall(tags)

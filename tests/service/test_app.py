@@ -43,7 +43,9 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
             answer = client.get(path)
             assert answer.status_code == 401
             assert "X-API-Key" in answer.json()["detail"]
-            assert "Bearer" in answer.headers["WWW-Authenticate"]
+            assert answer.headers["WWW-Authenticate"].startswith("Bearer, Basic realm=")
+            scripted = client.get(path, headers={"X-Requested-With": "XMLHttpRequest"})
+            assert (scripted.status_code, scripted.headers["WWW-Authenticate"]) == (401, "Bearer")
         assert client.post("/predict", files={"file": seven}).status_code == 401
         assert client.get("/models", headers={"X-API-Key": KEY[:-1]}).status_code == 401
         assert client.get("/models", headers={"X-API-Key": "naïve".encode()}).status_code == 401

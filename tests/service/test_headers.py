@@ -38,7 +38,8 @@ PNG, JSON = "image/png", "application/json"
     ],
 )
 def test_what_is_liked_best_is_given(accept: str, offer: str | None) -> None:
-    assert preferred(accept, (PNG, JSON)) == offer
+    assert preferred([accept], (PNG, JSON)) == offer
+    assert preferred(accept.split(","), (PNG, JSON)) == offer
 
 
 @pytest.mark.parametrize(
@@ -58,4 +59,4 @@ def test_what_is_liked_best_is_given(accept: str, offer: str | None) -> None:
 )
 @pytest.mark.parametrize("etag", ['"a"', 'W/"a"'])
 def test_tags_are_compared_weakly(header: str, known: bool, etag: str) -> None:
-    assert knows(header, etag) == known
+    assert knows([header], etag) == known
