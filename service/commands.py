@@ -35,9 +35,8 @@ def serve(settings: Settings) -> int:
 
     with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        server.serve(settings, listener, c_bool())
-    _leave_what_hangs()
-    return 0
+        status = server.serve(settings, listener, c_bool())
+    return _unless_something_hangs(status)
 
 
 def work(settings: Settings, place: int, address: tuple[str, int], listened: c_bool) -> None:
@@ -49,8 +48,8 @@ def work(settings: Settings, place: int, address: tuple[str, int], listened: c_b
 
         metrics.keep_at(place)
         with listening.join(address) as listener:
-            server.serve(settings, listener, listened)
-        _leave_what_hangs()
+            status = server.serve(settings, listener, listened)
+        sys.exit(_unless_something_hangs(status))
     except (BundleError, StartError) as error:
         logger.error("%s", error)
         sys.exit(workers.CANNOT_START)
@@ -104,11 +103,13 @@ def _end_with_the_reader() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def _leave_what_hangs() -> None:
-    """Ends a process of which a thread is still in a runtime: an interpreter that takes itself apart around it would abort."""
+def _unless_something_hangs(status: int) -> int:
+    """The status again; but where a thread is still in a runtime the process ends here: an interpreter that takes itself apart
+    around it would abort."""
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
-        os._exit(0)
+        os._exit(status)
+    return status
 
 
 def _begin(settings: Settings, leave: Callable[[int], object] = os._exit) -> None:

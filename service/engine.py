@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,7 @@ from service.errors import StartError
 from service.manifest import BundleError, Manifest, Variant
 from service.process import cpus
 from service.sessions import BUCKETS, CPU, Device, Session
+from service.settings import WantedVariant
 
 Labels = NDArray[np.int64]
 
@@ -108,7 +109,7 @@ def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
     return moved
 
 
-def load(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> CapsNet:
+def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
     """Opens a bundle's graphs and replays its example; whatever is not as the manifest says is a BundleError."""
     variant = _variant(made, wanted, device)
     try:
@@ -123,7 +124,7 @@ def load(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) 
         raise BundleError(f"{made.folder}: expected graphs that run on their own example, found: {first}") from error
 
 
-def _variant(made: Bundle, wanted: Literal["auto", "fp32", "int8"], device: Device) -> Variant:
+def _variant(made: Bundle, wanted: WantedVariant, device: Device) -> Variant:
     """auto: int8 where it is faster, on CPUs that multiply int8; fp32 on CUDA."""
     if wanted == "auto":
         return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.multiplies_int8() else "fp32"

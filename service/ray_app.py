@@ -78,7 +78,8 @@ def fitted(settings: Settings, scale: Scale) -> Settings:
     """What the environment leaves open, by what Ray gives a replica: a GPU that was asked for and does not work is an error."""
     threads = settings.threads or max(1, int(scale.num_cpus))
     device = settings.device if settings.device != "auto" else "cuda" if scale.num_gpus else "cpu"
-    return settings.model_copy(update={"threads": threads, "device": device, "workers": 1})
+    # Ray sends no more requests to a replica that it has told to stop: there is nothing to linger for.
+    return settings.model_copy(update={"threads": threads, "device": device, "workers": 1, "linger": 0.0})
 
 
 def named_by_ray(app: ASGIApp) -> ASGIApp:

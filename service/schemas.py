@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from service.catalogue import Change, State
+from service.manifest import Variant
 from service.verdict import Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
@@ -129,7 +130,7 @@ class ModelSummary(BaseModel):
     name: str
     version: str
     default: bool
-    variant: Literal["fp32", "int8"]
+    variant: Variant
     provider: str = Field(description="ONNX Runtime's execution provider that runs it")
     classes: list[str]
     image_shape: list[int]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from service.bundle import GraphSpec, TensorSpec
 from service.errors import StartError
 from service.manifest import BundleError, Manifest
 from service.process import cpus
+from service.settings import WantedDevice
 
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
 try:
@@ -59,7 +60,7 @@ class Device:
     fell_back: bool = False  # to the CPU, with CUDA's package installed
 
 
-def device(wanted: Literal["auto", "cpu", "cuda"], threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
+def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
     """The device asked for; `probe` is a graph that must really run there."""
     cpu = Device(CPU, lambda path, spec, manifest: on_cpu(path, spec, manifest, threads))
     if wanted == "cpu":

@@ -9,6 +9,9 @@ from urllib.parse import urlsplit
 from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+WantedVariant = Literal["auto", "fp32", "int8"]
+WantedDevice = Literal["auto", "cpu", "cuda"]
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -19,8 +22,8 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any that is free")
     models: Path = Field(CHECKOUT / "models", description="folder with a bundle in each of its subfolders")
     model: str | None = Field(None, description="model when a request names none; compact, or else the first by name")
-    variant: Literal["auto", "fp32", "int8"] = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
-    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto is CUDA where it works; cuda does not start without")
+    variant: WantedVariant = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
+    device: WantedDevice = Field("auto", description="auto is CUDA where it works; cuda does not start without")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
     cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for a graph; a model has two")
     workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")

@@ -35,6 +35,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._catalogue, self._linger, self._listened = catalogue, linger, listened
         self._closing: float | None = None
+        self.status = 0  # the process's, at its end
         self._reload: asyncio.Task[None] | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -61,27 +62,29 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def on_tick(self, counter: int) -> bool:
-        if self._closing is None and _orphaned():
-            logger.error("the process that started this worker is gone: stopping")
-            self.handle_exit(signal.SIGTERM, None)
+        supervisor = multiprocessing.parent_process()
+        if self._closing is None and supervisor is not None:
+            if not supervisor.is_alive():  # nobody would replace or stop this worker
+                logger.error("the process that started this worker is gone: stopping")
+                self.handle_exit(signal.SIGTERM, None)
+            elif not self._catalogue.alive:  # /healthz is whichever worker's is asked: nobody outside could tell which
+                logger.error("a model fails again and again: this worker ends, for another to take its place")
+                self.status = siblings.HOPELESS
+                self.handle_exit(signal.SIGTERM, None)
         if self._closing is not None and time.monotonic() >= self._closing and not self.should_exit:
             logger.info("told to stop: finishing what was accepted")
             self.should_exit = True
         return await super().on_tick(counter)
 
 
-def _orphaned() -> bool:
-    """Whether this is a worker whose supervisor died without a word; nobody would replace or stop it."""
-    supervisor = multiprocessing.parent_process()
-    return supervisor is not None and not supervisor.is_alive()
-
-
-def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> None:
-    """Serves on a bound socket until it is told to stop; sets `listened` once it answers there."""
+def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> int:
+    """Serves on a bound socket until it is told to stop, and gives the exit status; sets `listened` once it answers there."""
     allocator.return_large_blocks()
     app = create_app(settings)
     service: Service = app.state.service
-    Server(configured(app, settings), service.catalogue, settings.linger, listened).run([listener])
+    server = Server(configured(app, settings), service.catalogue, settings.linger, listened)
+    server.run([listener])
+    return server.status
 
 
 def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:

@@ -7,13 +7,14 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 SPREAD = signal.SIGUSR1  # from a worker to its supervisor: let all reload
+HOPELESS = 3  # exit status of a worker that wants to be replaced
 
 
 def reload_on_hangup() -> bool:
-    """SIGHUP means reload; but from a terminal that closes it is to end whom it finds there."""
+    """SIGHUP reloads, unless we run in a terminal: there it means that the terminal was closed, and ends us."""
     from_terminal = sys.stdin is not None and sys.stdin.isatty()  # it is None where it was closed
     return multiprocessing.parent_process() is not None or not from_terminal
 
@@ -50,8 +51,10 @@ class Siblings:
 
     async def let_all_reload(self) -> None:
         """This process has reloaded: its supervisor has all do it, and for those that have there is nothing to do."""
-        if multiprocessing.parent_process() is not None:
-            os.kill(os.getppid(), SPREAD)
+        supervisor = multiprocessing.parent_process()
+        if supervisor is not None and supervisor.pid is not None:
+            with suppress(ProcessLookupError):  # it is gone, and this worker is about to follow
+                os.kill(supervisor.pid, SPREAD)
 
     async def metrics(self, own: Callable[[], bytes]) -> bytes:
         """The metrics of all. Workers keep theirs in common files, so that what one of them tells is the sum already."""

@@ -9,6 +9,7 @@ import signal
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from ctypes import c_bool
 from dataclasses import dataclass
 from multiprocessing.connection import wait
@@ -53,7 +54,9 @@ class _Supervisor:
         self._settings, self._work, self._address = settings, work, address
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
-        self._listened = self._spawn.RawValue(c_bool, False)  # a worker has; no lock, which a killed one could keep
+        self._listened = self._spawn.RawValue(
+            c_bool, False
+        )  # Value has a lock, which a killed worker could keep
         self._due: dict[int, float] = {}  # place -> time.monotonic() at which to fill it again
         self._pause = SOON
         self._stopping = False
@@ -78,7 +81,8 @@ class _Supervisor:
     def _reload(self, *_: object) -> None:
         for worker in list(self._workers):
             if worker.process.is_alive() and worker.process.pid is not None:
-                os.kill(worker.process.pid, signal.SIGHUP)
+                with suppress(ProcessLookupError):  # this handler may interrupt the moment in which its end is noted
+                    os.kill(worker.process.pid, signal.SIGHUP)
 
     def _stop(self, *_: object) -> None:
         self._stopping = True

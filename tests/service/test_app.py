@@ -189,6 +189,20 @@ def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
     assert "model tiny hangs" in caplog.text
 
 
+def test_models_are_looked_after_though_measuring_them_fails_once(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
+) -> None:
+    """As where a worker's metrics meet a full disk."""
+    with serving(settings(), nets) as client:
+        with monkeypatch.context() as patched:
+            patched.setattr("service.catalogue.Catalogue.measure", _raise)
+            patched.setattr(type(nets["tiny"].encoder), "run", _raise)
+            assert client.post("/predict", files={"file": seven}).status_code == 503
+            _until(lambda: "looking after the models failed" in caplog.text)
+        _until(lambda: client.get("/readyz").status_code == 200)
+        _until(lambda: samples(client)["capserve_ready",] == 1)
+
+
 def test_a_probe_that_is_too_late_is_no_end_of_probing(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
 ) -> None:

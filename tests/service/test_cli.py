@@ -368,6 +368,45 @@ def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -
         assert process.wait(15) == 0
 
 
+FAILS_WHERE_TOLD = """
+import os, sys
+from pathlib import Path
+from service.__main__ import main
+from service.engine import CapsNet
+classify = CapsNet.classify
+def fails_where_told(net, images):
+    if Path(sys.argv[-1]).read_text() == str(os.getpid()):
+        raise RuntimeError("out of order")
+    return classify(net, images)
+CapsNet.classify = fails_where_told
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0"]))
+"""
+
+
+def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) -> None:
+    """Nobody outside could: whoever asks for /healthz meets either of the two."""
+    log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
+    told.write_text("")
+    script.write_text(FAILS_WHERE_TOLD)
+    command = [sys.executable, str(script), str(told)]
+    with launched(log, command) as process:
+        appears(log, "ready: tiny", 2)
+        url = re.findall(r"http://[\d.:]+", log.read_text())[0]
+        failing = workers_of(process)[0]
+        told.write_text(str(failing))
+        while "failed, 1 in a row" not in log.read_text():
+            with reaching(url) as client:  # a connection each, so that either worker may get it
+                assert client.post("/predict", files={"file": encoded(drawn("7"))}).status_code in (200, 503)
+        appears(log, f"worker {failing} died with status 3; another in 0.5 s")
+        appears(log, "ready: tiny", 3)
+        with reaching(url) as client:
+            assert samples(client)["capserve_workers",] == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
+
+
 def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
     """It would be tried again and again, and each try's files read at every scrape."""
     code = (
