@@ -51,7 +51,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         openapi_url=None,  # it and the pages of it are in routes/playground.py: FastAPI's load their scripts from elsewhere
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # to http:, even where a proxy speaks https for us, and clients send the key there too
+        redirect_slashes=False,  # Starlette would send clients to http:, behind a proxy for https too, and their keys with them
         telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py has ours, without what queries hold
     )
     app.state.service = Service(settings, serving, metrics, crew, bodies, siblings or Siblings())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -16,6 +18,21 @@ def strength(line: Array) -> float:
     """How far the ink departs from the paper: all but a few pixels by less."""
     few = max(4, line.size // 8000)
     return float(np.partition(line.ravel(), -few)[-few]) if few < line.size else float(line.max())
+
+
+def edge(values: NDArray[Any]) -> NDArray[Any]:
+    """What lies along the four sides."""
+    return np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
+
+
+def extremes(values: Array, window: int, choose: np.ufunc) -> Array:
+    """The largest or smallest value in each window of a column. Windows double, so wide ones cost hardly more."""
+    seen = 1
+    while seen < window:
+        step = min(seen, window - seen)
+        values = choose(values[:-step], values[step:])
+        seen += step
+    return values
 
 
 def grown(mask: Mask) -> Mask:

@@ -1,8 +1,8 @@
 """Finds the ink in a picture: which pixels are written on, on any paper, in any colour and light. Knows no digits.
 
-The paper is a smooth surface fitted to the picture from its border inwards; ink is what departs from it along one line
-through colour space. Specks are dropped, and what is left is 1 in the middle of a stroke and 0 on paper. Where the picture
-shows more than the sheet, it is the sheet alone that is looked at; where ink is but a small part of it, that part, closer.
+What the paper is, paper.py finds; ink is what departs from it along one line through colour space. Specks are dropped, and what
+is left is 1 in the middle of a stroke and 0 on paper. Where the picture shows more than the sheet, it is the sheet alone that is
+looked at; where ink is but a small part of it, that part, closer.
 """
 
 from __future__ import annotations
@@ -85,8 +85,8 @@ def _colours(picture: Image.Image, largest: int) -> Array:
     if factor > 1:
         picture = picture.reduce(factor)
     if max(picture.size) < SMALLEST:
-        grown = SMALLEST / max(picture.size)
-        width, height = (max(1, round(side * grown)) for side in picture.size)
+        scale = SMALLEST / max(picture.size)
+        width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     levels: Array = np.asarray(picture, dtype=np.float32) * np.float32(1 / 255)
     if grey:

@@ -13,7 +13,7 @@ import numpy as np
 from PIL import Image
 
 from service.bundle import BOX
-from service.pictures.blots import Array, stroke_width
+from service.pictures.blots import Array, extremes, stroke_width
 from service.pictures.ink import ink_of
 
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
@@ -128,12 +128,7 @@ def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:
         image = choose(middle, image[1:-1, 1:-1])
     window = 2 * square + 1
     for _ in range(2):  # down, then across
-        seen = 1
-        while seen < window:
-            step = min(seen, window - seen)
-            image = choose(image[:-step], image[step:])
-            seen += step
-        image = image.T
+        image = extremes(image, window, choose).T
     return image
 
 

@@ -12,7 +12,7 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from service.pictures.blots import FAINTEST, Array, components, grain, strength
+from service.pictures.blots import FAINTEST, Array, components, edge, extremes, grain, strength
 
 Real = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 
 def departure(colours: Array) -> Array:
     """(h, w, 3 or 1) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
-    border = _border(colours.shape[0], colours.shape[1])
+    border = _rim(colours.shape[0], colours.shape[1])
     tried: list[tuple[int, Array]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
@@ -57,7 +57,7 @@ def _doubt(line: Array, border: NDArray[np.bool_]) -> int:
     return SOME if middle > 0.8 * full or upper - lower > 0.25 * full else GRAVE
 
 
-def _border(height: int, width: int) -> NDArray[np.bool_]:
+def _rim(height: int, width: int) -> NDArray[np.bool_]:
     rim = max(1, max(height, width) // 40)
     border = np.ones((height, width), bool)
     border[rim:-rim, rim:-rim] = False
@@ -147,8 +147,7 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
 def _inside(line: Array) -> Array:
     """Without what hangs together with the border, where anything does not: the corner of a shadow is narrow too."""
     blots = components(line > OFF * strength(line))
-    edge = np.concatenate([blots[0], blots[-1], blots[:, 0], blots[:, -1]])
-    inside = ~np.isin(blots, edge) | (blots == 0)
+    inside = ~np.isin(blots, edge(blots)) | (blots == 0)
     return np.where(inside, line, 0) if (blots[inside] > 0).any() else line
 
 
@@ -164,13 +163,8 @@ def _opened(values: Array, reach: int) -> Array:
 
 
 def _widest(values: Array, reach: int) -> Array:
-    """The largest within `reach` pixels, along both axes; windows double, so wide ones cost hardly more."""
-    for axis in (0, 1):
-        padded = np.pad(values, [(reach, reach) if each == axis else (0, 0) for each in (0, 1)], mode="edge")
-        padded, width, wanted = np.moveaxis(padded, axis, 0), 1, 2 * reach + 1
-        while width < wanted:
-            step = min(width, wanted - width)
-            padded = np.maximum(padded[:-step], padded[step:])
-            width += step
-        values = np.moveaxis(padded, 0, axis)
+    """The largest within `reach` pixels, down and across."""
+    for _ in range(2):
+        padded = np.pad(values, [(reach, reach), (0, 0)], mode="edge")
+        values = extremes(padded, 2 * reach + 1, np.maximum).T
     return values

@@ -13,12 +13,12 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.pictures.blots import Array, Mask, components, grown, otsu
+from service.pictures.blots import Array, Mask, components, edge, grown, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
 APART = 0.1  # of full scale: what differs by less is one thing, and its halves are noise
-MOST = 0.75  # of the picture: a sheet that has much of its border must have so much of it all, or it is but the part in the light
+MOST = 0.75  # of the picture: what has much of its border must have so much of it all, or it is a sheet's part in the light
 FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
 WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; more is the inside of a digit that is bold
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
@@ -53,7 +53,7 @@ def _masks(light: Array) -> Iterator[Mask]:
 
 def _enclosing(mask: Mask, light: Array) -> Mask | None:
     """The largest blot, its holes filled, if it is a sheet with something on it."""
-    if mask.sum() < SMALLEST * mask.size or _border(mask).all():
+    if mask.sum() < SMALLEST * mask.size or edge(mask).all():
         return None  # too little, or what the whole picture lies on
     blots = components(mask)
     sizes = np.bincount(blots.ravel())
@@ -64,7 +64,7 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
         return None
     outside = components(np.pad(~blot, 1, constant_values=True))
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
-    if whole.mean() < MOST and _border(whole).mean() > 1 - MOST:
+    if whole.mean() < MOST and edge(whole).mean() > 1 - MOST:
         return None
     written = 1 - sizes[largest] / whole.sum()
     if written <= WRITTEN[0]:
@@ -76,7 +76,7 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
 
 def _on_a_desk(whole: Mask, light: Array) -> bool:
     """Whether a sheet that looks blank from afar lies there whole, and what surrounds it is like it nowhere."""
-    if _border(whole).any():
+    if edge(whole).any():
         return False
     unlike = np.abs(light[~whole] - np.median(light[whole])) > APART
     return bool(unlike.mean() > ALL_ROUND)
@@ -91,10 +91,6 @@ def _inked(light: Array) -> int:
     if not 0 < many < light.size or light[lighter].mean() - light[~lighter].mean() < APART:
         return 0
     return min(many, light.size - many)
-
-
-def _border(mask: Mask) -> Mask:
-    return np.concatenate([mask[0], mask[-1], mask[:, 0], mask[:, -1]])
 
 
 def _ends_sharply(whole: Mask, light: Array) -> bool:
@@ -129,11 +125,11 @@ def _box(whole: Mask) -> _Box:
 def _upright(colours: Array, whole: Mask, step: int) -> Array:
     """The sheet turned to lie straight, less its edge."""
     box = _box(whole)
-    edge = EDGE * max(box.right - box.left, box.bottom - box.top)
+    margin = EDGE * max(box.right - box.left, box.bottom - box.top)
     width, height = (
-        max(1, round((end - start - 2 * edge) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))
+        max(1, round((end - start - 2 * margin) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))
     )
-    along, across = (box.left + edge) * step, (box.top + edge) * step
+    along, across = (box.left + margin) * step, (box.top + margin) * step
     cos, sin = math.cos(box.turn), math.sin(box.turn)
     turn = (cos, -sin, along * cos - across * sin, sin, cos, along * sin + across * cos)
     planes = (Image.fromarray(np.ascontiguousarray(plane)) for plane in colours.transpose(2, 0, 1))

@@ -54,9 +54,7 @@ class _Supervisor:
         self._settings, self._work, self._address = settings, work, address
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
-        self._listened = self._spawn.RawValue(
-            c_bool, False
-        )  # Value has a lock, which a killed worker could keep
+        self._listened = self._spawn.RawValue(c_bool, False)  # Value has a lock, which a killed worker could keep
         self._due: dict[int, float] = {}  # place -> time.monotonic() at which to fill it again
         self._pause = SOON
         self._stopping = False
