@@ -56,10 +56,11 @@ PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 	    low <= found < high or sys.exit("expected Python $(PYTHONS), found %d.%d; name another: make PYTHON=python3.12" % found)'
 	$(PYTHON) -m venv .venv
 
-.venv/service: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[$(RUNTIME)]'
+.venv/service: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
+	$(PIP) install -c constraints.txt $(if $(filter gpu,$(RUNTIME)),-c constraints-cuda.txt) -e '.[$(RUNTIME)]'
 	touch $@
 
+# Not with constraints-cuda.txt: torch names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.
 .venv/dev: .venv/bin/python pyproject.toml constraints.txt
 	$(PIP) install -c constraints.txt -e '.[$(RUNTIME),train,dev]'
 	touch $@ .venv/service

@@ -3,20 +3,33 @@
 # started beside the old, and when they are ready the old are told to stop and finish what they have accepted.
 #   docker/rollout.sh -f docker-compose.yml -f docker/compose.cpu.yml -f docker/compose.replicas.yml
 # The arguments are those of `docker compose` with which it was started. For a while there are twice as many replicas. Where a new one
-# is not ready within ROLLOUT_WAIT seconds (120), the new ones go and the old ones stay: exit status 1.
+# is not ready within ROLLOUT_WAIT seconds (120), or this is interrupted before all are, the new ones go and the old ones stay: exit
+# status 1, or the signal's.
 set -euo pipefail
 compose() { docker compose "${files[@]}" "$@"; }
 files=("$@")
 
+# Not by `docker compose ps --all`, which also lists what `docker compose run` has started.
+project=$(compose config | sed -n 's/^name: //p' | tr -d '"')
+labels=(com.docker.compose.project="$project" com.docker.compose.service=capserve com.docker.compose.oneoff=False)
+replicas() { docker ps --no-trunc --quiet "${labels[@]/#/--filter=label=}" "$@"; }
+
 # Those that somebody stopped go first: `up` would start them again as they were, and they would pass for new.
-mapfile -t stopped < <(compose ps --all --quiet --status exited --status created capserve)
+mapfile -t stopped < <(replicas --all --filter status=exited --filter status=created)
 [ ${#stopped[@]} = 0 ] || docker rm "${stopped[@]}" >/dev/null
-mapfile -t old < <(compose ps --quiet capserve)
+mapfile -t old < <(replicas)
 count=${#old[@]}
 [ "$count" -gt 0 ] || { echo "no replica of capserve is running: nothing to renew" >&2; exit 1; }
 
-echo "starting $count beside $count"
-new() { compose ps --all --quiet capserve | grep -vFx "$(printf '%s\n' "${old[@]}")"; }
+# A key that was exported in the shell that started them need not be in this one, and without it everybody would be let in.
+keys=$(docker inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "${old[@]}" | grep -c '^CAPSERVE_API_KEY=.' || true)
+told=$(compose config capserve | grep '^ *CAPSERVE_API_KEY:' | grep -cvx ' *CAPSERVE_API_KEY: null' || true)
+if [ "$keys" != 0 ] && [ "$told" = 0 ]; then
+  echo "the old replicas ask for a key and the new ones would not: put CAPSERVE_API_KEY into .env, empty if nobody is to be asked" >&2
+  exit 1
+fi
+
+new() { replicas --all | grep -vFx "$(printf '%s\n' "${old[@]}")"; }
 # `up --wait` would wait for the old as well, and one that is ill may be the reason for all this.
 healthy() { [ "$(new | xargs docker inspect --format '{{.State.Health.Status}}' | grep -cx healthy)" = "$count" ]; }
 start() {
@@ -26,14 +39,24 @@ start() {
     sleep 1
   done
 }
-if ! start; then
-  echo "the new replicas did not become ready; the old ones go on" >&2
+give_up() {
+  trap '' HUP INT TERM
+  set +e  # whatever becomes of one, the others go too
+  echo "the new replicas are removed; the old ones go on" >&2
   new | while read -r each; do
     docker logs --tail 5 "$each" >&2
     docker rm --force "$each" >/dev/null
   done
-  exit 1
-fi
+}
+# Left behind, they would be counted as old by the next rollout.
+trap give_up EXIT
+trap 'exit 129' HUP
+trap 'exit 130' INT
+trap 'exit 143' TERM
+
+echo "starting $count beside $count"
+start || { echo "the new replicas did not become ready" >&2; exit 1; }
+trap - EXIT HUP INT TERM
 for each in "${old[@]}"; do
   echo "stopping ${each:0:12}"
   docker stop "$each" >/dev/null  # SIGTERM, and the time that stop_grace_period gives

@@ -18,15 +18,16 @@ RUN pip --python /opt/capserve install -r cpu -c constraints.txt \
  && find /opt/capserve -name tests -prune -exec rm -r {} +
 COPY README.md LICENSE ./
 COPY service service
-RUN pip --python /opt/capserve install --no-deps .
+RUN pip --python /opt/capserve install --no-deps . && rm /opt/capserve/bin/captrain  # which trains, and nothing here does
 
 FROM build AS build-gpu
 # CUDA and cuDNN are NVIDIA's wheels, which also bring what only compilers read: headers, static libraries, a second nvrtc.
-RUN pip --python /opt/capserve install -r gpu -c constraints.txt \
+COPY constraints-cuda.txt ./
+RUN pip --python /opt/capserve install -r gpu -c constraints.txt -c constraints-cuda.txt \
  && find /opt/capserve \( -name tests -o -path '*/nvidia/*/include' -o -name '*.a' -o -name '*.alt.so*' \) -prune -exec rm -r {} +
 COPY README.md LICENSE ./
 COPY service service
-RUN pip --python /opt/capserve install --no-deps .
+RUN pip --python /opt/capserve install --no-deps . && rm /opt/capserve/bin/captrain  # which trains, and nothing here does
 
 FROM python:${PYTHON}-slim AS runtime
 ARG VERSION=0.1.0

@@ -1,7 +1,7 @@
 """The pinned packages in an image of the service: python docker/shipped.py cpu|gpu lists them, audit asks whether one is unsafe.
 
 What capserve needs and what that needs in turn, as installed here, at the versions of constraints.txt. The wheels of CUDA and
-cuDNN, which a machine without a GPU does not install, are those that constraints.txt names.
+cuDNN, which a machine without a GPU does not install, are those that constraints-cuda.txt names.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-CONSTRAINTS = Path(__file__).resolve().parents[1] / "constraints.txt"
+ROOT = Path(__file__).resolve().parents[1]
 RUNTIMES = {"cpu": "onnxruntime", "gpu": "onnxruntime-gpu"}  # which need the same, but for CUDA
 LINUX = {"sys_platform": "linux", "platform_system": "Linux"}
 
@@ -27,12 +27,17 @@ Dependency = dict[str, Any]
 
 def shipped(target: str) -> list[str]:
     """A requirement for each package."""
-    known = {canonicalize_name(line.partition("==")[0]): line for line in CONSTRAINTS.read_text().splitlines() if "==" in line}
+    known = pinned("constraints.txt")
     runtime = RUNTIMES[target]
     names = {runtime} | needed("capserve") | next(needed(each) for each in RUNTIMES.values() if installed(each))
-    if target == "gpu":
-        names |= {name for name in known if name.startswith("nvidia-")}
-    return sorted(known[name] for name in names)
+    cuda = pinned("constraints-cuda.txt").values() if target == "gpu" else ()
+    return sorted([*(known[name] for name in names), *cuda])
+
+
+def pinned(file: str) -> dict[str, str]:
+    """Its requirements by name."""
+    lines = (ROOT / file).read_text().splitlines()
+    return {canonicalize_name(line.partition("==")[0]): line for line in lines if "==" in line}
 
 
 def needed(package: str) -> set[str]:
@@ -59,7 +64,7 @@ def installed(package: str) -> bool:
 
 def audit() -> tuple[int, str]:
     """An exit status, and the words that go with it. One package is asked about before the others, lest no index answers."""
-    pins = shipped("gpu")
+    pins = sorted({each for target in RUNTIMES for each in shipped(target)})
     first = judge(report(pins[:1]))
     return first if first == UNANSWERED else judge(report(pins))
 

@@ -8,12 +8,10 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python -m venv --without-pip /opt/capserve
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# torch names the versions of CUDA that it was built with, which need not be onnxruntime-gpu's. ONNX Runtime is the CPU's here: it
-# compares and quantises exported graphs.
+# ONNX Runtime is the CPU's here: it compares and quantises exported graphs.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; \
                print('\n'.join(p['dependencies'] + e['cpu'] + e['train']))" > requirements.txt \
- && grep -v '^nvidia-' constraints.txt > without-cuda.txt \
- && pip --python /opt/capserve install -r requirements.txt -c without-cuda.txt
+ && pip --python /opt/capserve install -r requirements.txt -c constraints.txt
 COPY README.md LICENSE ./
 COPY service service
 COPY training training

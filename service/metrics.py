@@ -162,6 +162,7 @@ class Metrics:
         for provider, nodes in net.nodes.items():
             self.provider_nodes.labels(manifest.name, provider).set(nodes)
         self.fell_back.labels(manifest.name).set(net.device.fell_back)
+        self.failures.labels(manifest.name)  # from 0 on: an increase is seen between two scrapes alone
         self.references.remember(manifest)
 
     def forget(self, net: CapsNet) -> None:

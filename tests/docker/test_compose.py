@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Sequence
 from functools import cache
 from importlib import util
 from pathlib import Path
@@ -62,6 +63,11 @@ def test_replicas_are_reached_through_one_port() -> None:
     assert "listen 8080;" in (ROOT / "docker/nginx/nginx.conf").read_text()
 
 
+def test_their_number_needs_no_word_to_each_up() -> None:
+    assert services(REPLICAS)["capserve"]["deploy"]["replicas"] == 2
+    assert "replicas" not in services(CPU)["capserve"]["deploy"]
+
+
 def test_bodies_cannot_fill_the_proxys_memory() -> None:
     """What it takes in waits in /tmp, which is memory: with more than its limit it is killed, and every request with it."""
     proxy = services(REPLICAS)["proxy"]
@@ -91,7 +97,7 @@ def test_whoever_is_told_to_stop_has_time_to_drain() -> None:
 
 def test_every_setting_can_be_given_but_those_that_the_image_has_made() -> None:
     environment = services(PLAIN)["capserve"]["environment"]
-    given = {name.removeprefix("CAPSERVE_").lower() for name in environment}
+    given = {name.removeprefix("CAPSERVE_").lower() for name in environment if name.startswith("CAPSERVE_")}
     assert given == Settings.model_fields.keys() - {"host", "port", "models"}
     assert environment["CAPSERVE_LOG_FORMAT"] == "json"  # an empty one would be taken from the image
 
@@ -102,6 +108,31 @@ def test_the_guide_keeps_away_from_what_docker_does_otherwise() -> None:
     for command in commands:
         assert " kill " not in command  # a container that was sent any signal so is not restarted when it dies later
         assert ":/models" not in command  # the folder that compose mounts there stays
+
+
+def test_bundles_change_places_any_number_of_times(tmp_path: Path) -> None:
+    """By the lines of the guide, word by word."""
+    guide = (ROOT / "docs" / "operations.md").read_text()
+    forth, back = re.findall(r"^    ((?:rm -rf|test -d) models/.*\n    mv .*)$", guide, re.MULTILINE)
+    served = tmp_path / "models" / "mine" / "which"
+    made = tmp_path / "new-models" / "mine" / "which"
+    for folder in (served.parent, made.parent):
+        folder.mkdir(parents=True)
+    served.write_text("first")
+
+    def run(lines: str) -> str:
+        subprocess.run(["bash", "-c", lines], cwd=tmp_path, check=True)
+        assert all(path.is_file() for path in tmp_path.glob("models/*/*")), "one lies in another"
+        return served.read_text()
+
+    for name in ("second", "third"):
+        made.write_text(name)
+        assert run(forth) == name
+    assert [run(back), run(back), run(back)] == ["second", "third", "second"]
+    shutil.rmtree(tmp_path / "models" / "_before")
+    with pytest.raises(subprocess.CalledProcessError):
+        run(back)
+    assert served.read_text() == "second"  # where there is nothing to go back to, what is served stays
 
 
 @pytest.mark.parametrize("name", ["service", "training"])
@@ -127,6 +158,45 @@ def test_what_ships_is_pinned_and_has_nothing_of_training(what: ModuleType, targ
     assert names >= {"fastapi", "numpy", "pillow", "uvicorn", "starlette", "pydantic_core"}
     assert names >= ({"onnxruntime"} if target == "cpu" else {"onnxruntime-gpu", "nvidia-cudnn-cu13"})
     assert not names & {"torch", "onnx", "pytest", "httpx"}
+
+
+def test_nvidias_packages_are_pinned_apart(what: ModuleType) -> None:
+    """torch for CUDA wants others than ONNX Runtime alone, so what torch is installed with must not name them."""
+    assert not [name for name in what.pinned("constraints.txt") if name.startswith("nvidia-")]
+    cuda = what.pinned("constraints-cuda.txt")
+    assert "nvidia-cudnn-cu13" in cuda
+    assert all(name.startswith("nvidia-") for name in cuda)
+
+
+@pytest.mark.parametrize(
+    ("target", "runtime", "given"), [("service", "gpu", True), ("service", "cpu", False), ("dev", "gpu", False)]
+)
+def test_cuda_is_pinned_where_there_is_no_torch(target: str, runtime: str, given: bool) -> None:
+    command = ["make", "--dry-run", "--what-if=pyproject.toml", f".venv/{target}", f"RUNTIME={runtime}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    (line,) = (each for each in done.stdout.splitlines() if " install " in each)
+    assert f"'.[{runtime}" in line
+    assert "-c constraints.txt" in line
+    assert ("-c constraints-cuda.txt" in line) is given
+
+
+def test_the_images_pin_as_make_does() -> None:
+    service, training = ((ROOT / "docker" / f"{name}.Dockerfile").read_text() for name in ("service", "training"))
+    assert "install -r cpu -c constraints.txt \\" in service
+    assert "install -r gpu -c constraints.txt -c constraints-cuda.txt \\" in service
+    assert "constraints-cuda" not in training
+
+
+def test_all_that_ships_is_audited(what: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def report(pins: Sequence[str]) -> list[dict[str, Any]]:
+        asked[:] = pins
+        return [{"name": pin, "version": "", "vulns": []} for pin in pins]
+
+    monkeypatch.setattr(what, "report", report)
+    assert what.audit()[0] == 0
+    assert asked == sorted({*what.shipped("cpu"), *what.shipped("gpu")})
 
 
 def test_a_vulnerability_fails_and_silence_does_not(what: ModuleType) -> None:

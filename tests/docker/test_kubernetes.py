@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -97,6 +98,20 @@ def test_every_file_is_used() -> None:
         kustomization = read(FOLDER / name / "kustomization.yaml")
         used = kustomization["resources"] + [patch["path"] for patch in kustomization.get("patches", [])]
         assert {"kustomization.yaml", *used} - {"../base"} == {path.name for path in FILES if path.parent.name == name}
+
+
+def test_one_gpu_is_enough_for_a_rollout() -> None:
+    """A second pod would wait for a GPU, and be the one that a rollout may miss: the first would never make room."""
+    manifests = built("gpu")
+    assert manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 1
+    assert manifests["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
+
+
+def test_the_guide_names_the_image_in_the_folder_that_it_applies() -> None:
+    guide = (FOLDER.parents[1] / "docs" / "operations.md").read_text()
+    (named,) = re.findall(r"cd (docker/kubernetes/\S+) && kustomize edit set image capserve=", guide)
+    (applied,) = re.findall(r"kubectl apply -k (docker/kubernetes/\S+)$", guide, re.MULTILINE)
+    assert named == applied
 
 
 @pytest.mark.parametrize("name", ["base", "gpu"])

@@ -1,0 +1,112 @@
+"""docker/rollout.sh on an engine that is a file: which containers there are afterwards. A real engine is docker/trial.py's."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.docker import engine
+from tests.docker.engine import container
+
+ROOT = Path(__file__).parents[2]
+OLD = {"old0", "old1"}
+NEW = {"new0", "new1"}
+OTHERS = {"check", "checked"}  # by `docker compose run`, which are none of its business
+
+
+class Engine:
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "engine.json"
+        self.key: str | None = None
+        self.health = "healthy"
+        docker = folder / "docker"
+        docker.write_text(f'#!/bin/sh\nexec {sys.executable} {engine.__file__} "$@"\n')
+        docker.chmod(0o755)
+        self.environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ENGINE": str(self.file), "ROLLOUT_WAIT": "1"}
+
+    def begin(self, key: str | None = None) -> None:
+        """With replicas that ask for a key, or for none."""
+        containers = {name: container(key) for name in OLD}
+        containers |= {"stopped": container(key, state="exited")}
+        containers |= {"check": container(key, oneoff=True), "checked": container(key, state="exited", oneoff=True)}
+        self.file.write_text(json.dumps({"containers": containers, "key": self.key, "health": self.health}))
+
+    def rollout(self, **settings: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            ["docker/rollout.sh"],
+            cwd=ROOT,
+            env=self.environment | settings,
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+
+    @property
+    def containers(self) -> set[str]:
+        found: dict[str, Any] = json.loads(self.file.read_text())["containers"]
+        return set(found)
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Engine:
+    return Engine(tmp_path)
+
+
+def ended(rollout: subprocess.Popen[str]) -> tuple[int, str]:
+    told, _ = rollout.communicate(timeout=60)
+    return rollout.returncode, told
+
+
+def test_new_replicas_take_the_place_of_the_old(host: Engine) -> None:
+    host.begin()
+    status, told = ended(host.rollout(ROLLOUT_WAIT="60"))
+    assert status == 0, told
+    assert host.containers == NEW | OTHERS
+
+
+def test_new_ones_that_are_not_ready_go(host: Engine) -> None:
+    host.health = "starting"
+    host.begin()
+    status, told = ended(host.rollout())
+    assert (status, "did not become ready" in told) == (1, True), told
+    assert host.containers == OLD | OTHERS
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_one_leaves_what_there_was(host: Engine, number: signal.Signals) -> None:
+    host.health = "starting"
+    host.begin()
+    rollout = host.rollout(ROLLOUT_WAIT="60")
+    until = time.monotonic() + 60
+    while not host.containers >= NEW:
+        assert time.monotonic() < until
+        time.sleep(0.05)
+    rollout.send_signal(number)
+    status, told = ended(rollout)
+    assert status == 128 + number, told
+    assert host.containers == OLD | OTHERS
+
+
+def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
+    host.begin(key="secret")
+    status, told = ended(host.rollout())
+    assert (status, ".env" in told) == (1, True), told
+    assert "secret" not in told
+    assert host.containers == OLD | OTHERS
+
+
+@pytest.mark.parametrize(("before", "after"), [("secret", "another"), ("secret", ""), (None, "secret")])
+def test_a_key_may_be_changed_given_up_or_introduced(host: Engine, before: str | None, after: str) -> None:
+    host.key = after
+    host.begin(key=before)
+    status, told = ended(host.rollout(ROLLOUT_WAIT="60"))
+    assert status == 0, told
+    assert host.containers == NEW | OTHERS
