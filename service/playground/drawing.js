@@ -181,7 +181,7 @@ function render(context, side, chalk, slate, sheet) {
     const [width, height] = [image.width * scale, image.height * scale];
     const place = [(side - width) / 2 + shift * side, (side - height) / 2, width, height];
     if (foreign) {
-      context.fillStyle = "white"; // ink on nothing is mostly dark
+      context.fillStyle = "#999"; // below what is transparent: on it ink is seen, be it black or white
       context.fillRect(...place);
     } else {
       context.globalCompositeOperation = "lighten"; // so that of two examples both stay to be seen

@@ -47,6 +47,7 @@ export class MorphPanel {
     return [...ENDS.map((end) => [end, this.#kept[end].pose]), ["steps", byId("steps").value]];
   }
 
+  /** The strip that `query` asks for. */
   describe() {
     const [start, end] = ENDS.map((each) => named(this.#kept[each].label));
     return `${byId("steps").value} drawings from ${start} to ${end}`;

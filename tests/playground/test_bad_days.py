@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Page, Route, expect
@@ -11,11 +11,12 @@ from playwright.sync_api import Page, Route, expect
 from service.engine import CapsNet
 from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, draw, image, said
-from tests.service.conftest import serving, settings
+from tests.service.conftest import drawn, encoded, serving, settings
 
 pytestmark = pytest.mark.alone
 
 KEY = "correct horse"
+SOONER = "{ const limit = AbortSignal.timeout; AbortSignal.timeout = (time) => limit.call(AbortSignal, time / 10); }"
 
 
 def test_a_service_that_goes_away_comes_back_by_itself(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
@@ -65,7 +66,7 @@ def test_a_model_that_was_replaced_is_taken_up_when_its_old_poses_are_refused(wi
         page.fill("#dim-0", "0.1")
     ask_for(page, "7")
     expect(page.locator("#refused")).to_be_hidden()
-    assert said(page, "output[for=dim-0]") == "0.00"
+    assert said(page, ".slider:has(#dim-0) .figure") == "0.00"
 
 
 @pytest.mark.parametrize("answer", [{"status": 502}, {"body": "<html>Who are you?", "content_type": "text/html"}, None])
@@ -80,16 +81,65 @@ def test_answers_that_are_not_the_services_are_none(page: Page, answer: dict[str
 
 
 def test_silence_is_not_waited_for_without_end(open_page: OpenPage, server: str) -> None:
-    page = open_page(path="/docs", wait=False)
-    page.add_init_script(
-        "{ const limit = AbortSignal.timeout; AbortSignal.timeout = (time) => limit.call(AbortSignal, time / 10); }"
-    )
+    page = open_page(path="/docs", wait=False, script=SOONER)
     page.route("**/predict?*", lambda route: None, times=1)
     page.goto(server)
     page.wait_for_selector("#examples button")
     draw(page, SEVEN)
     expect(page.locator("#unreachable")).to_contain_text("does not answer")
     ask_for(page, "7")
+
+
+def test_on_a_slow_line_a_photo_has_the_time_it_takes(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(script=SOONER)
+    asked = []
+    page.on("request", lambda request: "/predict?" in request.url and asked.append(request.url))
+    line = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 250_000}
+    page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", line)
+    photo = tmp_path / "seven.bmp"
+    photo.write_bytes(encoded(drawn("7", 900), "BMP"))  # three seconds
+    page.set_input_files("#file", photo)
+    ask_for(page, "7")
+    assert len(asked) == 1
+    expect(page.locator("#unreachable")).to_be_hidden()
+
+
+def test_a_service_that_is_not_ready_for_another_models_sake_is_back(page: Page) -> None:
+    told = {"ready": False, "state": "failing"}
+    page.route("**/readyz", lambda route: route.fulfill(status=503, json=told))
+    page.route("**/predict?*", lambda route: route.abort(), times=1)
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    expect(page.locator("#unreachable")).to_be_hidden()
+
+
+def test_a_proxys_login_goes_with_what_the_page_asks(page: Page, server: str) -> None:
+    page.context.add_cookies([{"name": "login", "value": "known", "url": server}])
+    with page.expect_request("**/predict?*") as sent:
+        draw(page, SEVEN)
+    assert sent.value.all_headers()["cookie"] == "login=known"
+
+
+def test_an_example_that_fails_leaves_the_others(page: Page) -> None:
+    held: list[Route] = []
+    page.route("**/reconstruct?*label=sneaker*", lambda route: held.append(route), times=1)
+    page.select_option("#model", "words")
+    expect(page.get_by_role("button", name="Example bag")).to_be_enabled()
+    assert page.get_by_role("button", name="Example 3").count() == 0
+    held[0].fulfill(status=500, json={"detail": "a fault of the server's own"})
+    expect(page.locator("#refused")).to_contain_text("a fault of the server's own")
+    assert page.locator("#examples button:enabled").count() == 9
+    page.get_by_role("button", name="Close").click()
+    expect(page.locator("#refused")).to_be_hidden()
+
+
+def test_a_model_that_is_not_served_is_said_and_forgotten(open_page: OpenPage) -> None:
+    page = open_page(path="/?model=letters")
+    expect(page.locator("#refused")).to_contain_text("There is no model letters here; tiny answers.")
+    assert page.evaluate("location.search") == ""
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    expect(page.locator("#refused")).to_be_hidden()
 
 
 def test_what_goes_wrong_behind_the_sheet_is_said_before_it(page: Page) -> None:
@@ -120,7 +170,8 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 3")
 
 
-def test_a_busy_service_is_asked_again(page: Page) -> None:
+@pytest.mark.parametrize("status", [503, 429])  # of the service, and of a proxy that counts
+def test_a_busy_service_is_asked_again(page: Page, status: int) -> None:
     asked = 0
 
     def busy_once(route: Route) -> None:
@@ -128,8 +179,8 @@ def test_a_busy_service_is_asked_again(page: Page) -> None:
         asked += 1
         if asked > 1:
             return route.continue_()
-        problem = {"status": 503, "title": "busy", "detail": "512 images wait already"}
-        route.fulfill(status=503, headers={"Retry-After": "1"}, content_type="application/problem+json", body=json.dumps(problem))
+        problem = {"status": status, "title": "busy", "detail": "512 images wait already"}
+        route.fulfill(status=status, headers={"Retry-After": "1"}, json=problem)
 
     page.route("**/predict?*", busy_once)
     draw(page, SEVEN)
@@ -140,7 +191,10 @@ def test_a_busy_service_is_asked_again(page: Page) -> None:
 
 def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
     with serving(settings(model="tiny", api_key=KEY), nets) as client:
-        page = open_page(at=str(client.base_url), wait=False)
+        page = open_page(at=str(client.base_url), path="/healthz", wait=False)
+        with page.expect_response("**/models") as asked:
+            page.goto(str(client.base_url))
+        assert asked.value.headers["www-authenticate"] == "Bearer"  # of anything more the browser would ask its user itself
         expect(page.locator("#key")).to_be_visible()
         page.fill("#key-field", "wrong")
         page.keyboard.press("Enter")
@@ -153,6 +207,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[
         page.keyboard.press("Enter")
         page.wait_for_selector("#examples button")
         expect(page.locator("#key")).to_be_hidden()
+        assert page.evaluate("document.activeElement.id") == "model"  # and not nowhere
         draw(page, SEVEN)
         ask_for(page, "7")
         assert '"X-API-Key: $CAPSERVE_API_KEY"' in said(page, "#command")

@@ -49,6 +49,8 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
         _tab_to(page, f"#{end}")
         page.keyboard.press("Enter")
     expect(page.locator("#strip img")).to_be_visible()
+    page.keyboard.press("Control+z")
+    assert page.evaluate("document.activeElement.id") == "file"
     _tab_to(page, "#copy")
 
 
@@ -90,12 +92,25 @@ def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPag
     assert 0 <= switch["x"] <= switch["x"] + switch["width"] <= width
     draw(page, SEVEN)
     ask_for(page, "7")
-    drawing = page.get_attribute("#drawing", "aria-label")
+    drawing = _levels(page)
+    assert 10 < sum(drawing) < 300
     slate = page.locator("#slate").bounding_box()
     assert slate is not None
     assert slate["height"] < height - 80
     page.set_viewport_size({"width": height, "height": width})  # and a turned phone keeps what is drawn
-    assert page.get_attribute("#drawing", "aria-label") == drawing
+    page.wait_for_function("() => [document.querySelector('#drawing')].every((slate) => slate.width === 2 * slate.clientWidth)")
+    assert sum(abs(before - after) for before, after in zip(drawing, _levels(page), strict=True)) < 10
+
+
+def _levels(page: Page) -> list[float]:
+    """What is on the slate, of whatever size, as 28x28 levels from 0 to 1."""
+    levels: list[float] = page.evaluate("""() => {
+        const small = new OffscreenCanvas(28, 28).getContext("2d");
+        small.imageSmoothingQuality = "high";
+        small.drawImage(document.querySelector("#drawing"), 0, 0, 28, 28);
+        return Array.from(small.getImageData(0, 0, 28, 28).data.filter((_, i) => i % 4 === 0), (red) => (red - 17) / 230);
+    }""")
+    return levels
 
 
 def test_reduced_motion_is_honoured(open_page: OpenPage) -> None:

@@ -129,6 +129,14 @@ def test_a_stroke_that_is_undone_while_it_is_drawn_ends_there(page: Page) -> Non
     on_the_slate(page, "2 strokes")
 
 
+def test_a_stroke_that_is_taken_back_before_it_is_asked_about_leaves_nothing_to_wait_for(open_page: OpenPage) -> None:
+    page = open_page(script="{ const later = setTimeout; setTimeout = (work, time) => later(work, time === 80 ? 60000 : time); }")
+    draw(page, SEVEN, lift=False)
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
+    page.keyboard.press("Control+z")
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+
+
 def test_another_digit_that_undo_brings_back_has_its_pose_untouched(page: Page) -> None:
     for label in "38":
         page.get_by_role("button", name=f"Example {label}").click()

@@ -13,7 +13,7 @@ from playwright.sync_api import Page, Route, expect
 from service.engine import CapsNet
 from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
-from tests.service.conftest import serving, settings
+from tests.service.conftest import drawn, encoded, serving, settings
 
 pytestmark = pytest.mark.alone
 
@@ -56,6 +56,25 @@ def test_answers_come_while_the_pen_is_down_one_at_a_time(page: Page) -> None:
         draw(page, stroke)
     ask_for(page, "1")
     assert most == 1
+
+
+def test_between_two_questions_is_a_pause_unless_it_is_the_last(page: Page) -> None:
+    pauses, last = page.evaluate("""async () => {
+        const { Latest } = await import("/playground/latest.js");
+        const [latest, starts] = [new Latest(200), [performance.now()]];
+        const pass = (time) => new Promise((done) => setTimeout(done, time));
+        const work = async () => (starts.push(performance.now()), await pass(30));
+        for (let i = 0; i < 60; i++) (latest.ask(work), await pass(15));
+        const pauses = starts.slice(1).map((start, i) => start - starts[i]);
+        await pass(500);
+        const end = performance.now();
+        latest.ask(work);
+        latest.ask(work, { now: true });
+        return [pauses, starts.at(-1) - end];
+    }""")
+    assert len(pauses) >= 3
+    assert min(pauses) > 195
+    assert last < 100
 
 
 def test_an_answer_that_nobody_waits_for_is_dropped(page: Page) -> None:
@@ -116,6 +135,9 @@ def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -
     page.get_by_role("button", name="Example sneaker").click()
     ask_for(page, "This is sneaker")
     assert "Capsule sneaker is" in said(page, "#reason")
+    page.click("#clear")
+    assert said(page, "#reason") == "Draw one of its classes, or pick an example below the slate."
+    expect(page.locator("#invitation")).to_have_text("Draw one of its classes")
 
 
 def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> None:
@@ -129,13 +151,14 @@ def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> No
         page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
     turned = changed(page, "turned", still)
-    assert said(page, "output[for=dim-3]") == "+0.25"
+    assert said(page, ".slider:has(#dim-3) .figure") == "+0.25"
     expect(page.locator("#command")).to_contain_text("delta=0.25")
     page.get_by_role("slider", name=names[5], exact=True).fill("-0.2")
     both = changed(page, "turned", turned)
     page.get_by_role("button", name=f"Reset {names[3]}", exact=True).click()
     changed(page, "turned", both)
-    assert said(page, "output[for=dim-3]") == "0.00"
+    assert said(page, ".slider:has(#dim-3) .figure") == "0.00"
+    assert page.get_attribute("#dim-3", "aria-valuetext") == "0.00"
     page.click("#reset")
     page.wait_for_function("before => document.getElementById('turned').toDataURL() === before", arg=still)
     assert page.locator("#reset").is_disabled()
@@ -190,10 +213,26 @@ def test_the_sheet_opens_and_closes(with_seven: Page, nets: dict[str, CapsNet]) 
     assert page.evaluate("document.activeElement.id") == "open-sweep"
 
 
+def test_a_click_beside_the_sheet_closes_it_and_none_on_it_does(page: Page) -> None:
+    page.click("#open-sweep")
+    expect(page.locator("#sheet img")).to_be_visible()
+    box = page.locator("#sweep").bounding_box()
+    assert box is not None
+    page.mouse.click(box["x"] + 6, box["y"] + 6)
+    page.locator("#sweep-hint").hover()
+    page.mouse.down()
+    page.mouse.move(box["x"] - 20, box["y"] + 20)  # who selects a line goes beyond it
+    page.mouse.up()
+    page.wait_for_timeout(50)
+    expect(page.locator("#sweep")).to_be_visible()
+    page.mouse.click(box["x"] - 20, box["y"] + 20)
+    expect(page.locator("#sweep")).to_be_hidden()
+
+
 def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
     page = with_seven
     page.click("#keep-from")
-    assert "another digit" in said(page, "#strip")
+    assert "Now draw another" in said(page, "#strip")
     page.click("#clear")
     assert page.locator("#keep-to").is_disabled()
     draw(page, ONE)
@@ -207,6 +246,26 @@ def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
     assert strip.evaluate("image => image.naturalWidth") == 5 * 112
 
 
+def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
+    page, asked, held = with_seven, [], []
+    page.on("request", lambda request: "/morph?" in request.url and asked.append(request.url))
+    page.click("#keep-from")
+    for steps in ("50", ""):
+        page.fill("#steps", steps)
+        page.click("#keep-to")
+        assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what would do
+    page.wait_for_timeout(100)
+    assert not asked
+    page.route("**/morph?*", lambda route: held.append(route))
+    page.fill("#steps", "5")
+    page.keyboard.press("Tab")
+    page.fill("#steps", "50")
+    while not held:
+        page.wait_for_timeout(20)
+    held[0].continue_()
+    expect(page.locator("#strip img")).to_have_attribute("alt", "5 drawings from a 7 to a 7")
+
+
 def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     page = with_seven
     page.click("#keep-from")
@@ -214,7 +273,7 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
         page.select_option("#model", "pair")
     ask_for(page, "7")
     expect(page.locator("#from")).to_have_attribute("aria-label", "No start yet")  # a pose of the other model
-    assert said(page, "#strip").startswith("Draw a digit and keep it as the start")
+    assert said(page, "#strip").startswith("Draw one and keep it as the start")
     page.reload()
     expect(page.locator("#model")).to_have_value("pair")
     page.click("#clear")
@@ -243,6 +302,23 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
     before = image(page, "turned")
     page.locator("#objects input").nth(1).check()
     changed(page, "turned", before)
+
+
+def test_the_other_of_two_digits_is_offered_as_seen(open_page: OpenPage) -> None:
+    page = open_page(path="/?model=pair")
+    for label in "07":
+        page.get_by_role("button", name=f"Example {label}").click()
+    ask_for(page, " and ")
+    other = page.locator("#objects label").nth(1)
+    other.locator("input").check()
+    label = other.inner_text()
+    expect(page.locator("#as-label option").first).to_have_text(f"{label[-1]}, as seen")
+    radio = other.locator("input").element_handle()
+    with page.expect_response("**/predict?*"):
+        draw(page, [[(0.5, 0.5), (0.52, 0.5)]])
+    ask_for(page, " and ")
+    assert page.locator("#objects label").nth(1).inner_text() == label
+    assert radio.evaluate("radio => radio.isConnected && radio.checked")  # and has the focus, where it had
 
 
 def test_the_digit_that_was_chosen_stays_so_when_another_becomes_the_longer(open_page: OpenPage) -> None:
@@ -281,6 +357,25 @@ def test_the_command_does_what_was_just_done(with_seven: Page, tmp_path: Path) -
     page.click("#copy")
     expect(page.locator("#copy")).to_have_text("Copied")
     assert page.evaluate("navigator.clipboard.readText()") == said(page, "#command")
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
+def test_the_command_names_any_file(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "a 'seven', \"mine\"; back\\slash.png"
+    photo.write_bytes(encoded(drawn("7")))
+    page.set_input_files("#file", photo)
+    ask_for(page, "7")
+    assert json.loads(_run(said(page, "#command"), tmp_path))["label"] == "7"
+
+
+def test_what_the_browser_kept_took_the_service_no_time(page: Page) -> None:
+    told = """async (milliseconds) => {
+        const { showCommand } = await import("/playground/command.js");
+        showCommand({ command: "curl", note: "", milliseconds, stages: { total: 5, reconstruct: 4 } });
+        return document.querySelector("#latency").textContent;
+    }"""
+    assert page.evaluate(told, 9) == "5.0 ms in the service (reconstruct 4.0); 9 ms with the way there and back."
+    assert page.evaluate(told, 2) == "2 ms, from this browser’s cache."
 
 
 def _run(command: str, folder: Path) -> str:

@@ -10,7 +10,7 @@ import pytest
 from playwright.sync_api import expect
 
 from service.settings import Settings
-from tests.playground.conftest import OpenPage
+from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, colours, draw
 from tests.service.conftest import serving
 
@@ -29,6 +29,28 @@ def test_a_drawn_digit_is_named(open_page: OpenPage, shipped: str) -> None:
     page = open_page(at=shipped)
     draw(page, WRITTEN_SEVEN)
     ask_for(page, "This is a 7")
+
+
+@pytest.mark.parametrize("width", [320, 360, 390, 700, 1280])
+def test_the_sheets_names_stand_at_their_rows(open_page: OpenPage, shipped: str, width: int) -> None:
+    page = open_page(at=shipped, **{**PHONE, "viewport": {"width": width, "height": 700}})
+    page.click("#open-sweep")
+    expect(page.locator("#sheet img")).to_be_visible()
+    sheet = page.locator("#sheet img").bounding_box()
+    assert sheet is not None
+    names = page.locator("#sheet li").evaluate_all("""names => names.map((name) => {
+        const text = document.createRange();
+        text.selectNodeContents(name);
+        const { top, height } = text.getBoundingClientRect();
+        return [top + height / 2, height, name.getBoundingClientRect().right];
+    })""")
+    assert len(names) == 16
+    row = sheet["height"] / len(names)
+    for place, (middle, height, right) in enumerate(names):
+        assert middle == pytest.approx(sheet["y"] + (place + 0.5) * row, abs=1)
+        assert height < row + 1  # or it would stand in the next one's place, too
+        assert right < sheet["x"]
+    assert page.locator("#sweep").evaluate("sweep => sweep.scrollWidth === sweep.clientWidth")
 
 
 def test_two_drawn_digits_come_apart(open_page: OpenPage, shipped: str) -> None:

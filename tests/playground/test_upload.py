@@ -6,6 +6,7 @@ import base64
 from pathlib import Path
 
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, expect
 
 from tests.playground.conftest import OpenPage
@@ -22,7 +23,7 @@ def test_a_chosen_picture_is_sent_as_it_is(page: Page, tmp_path: Path) -> None:
         page.set_input_files("#file", photo)
     assert sent.value.all_headers()["content-length"] == str(len(photo.read_bytes()))
     ask_for(page, "7")
-    assert "-F 'file=@seven on paper.jpg'" in said(page, "#command")
+    assert "-F 'file=@\"seven on paper.jpg\"'" in said(page, "#command")
     draw(page, ONE)  # nothing can be drawn over a photo: this is another digit
     ask_for(page, "1")
     page.click("#undo")
@@ -46,7 +47,7 @@ def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_c
         page.set_input_files("#file", moving)
     assert sent.value.headers["content-type"] == "image/jpeg"
     ask_for(page, "7")
-    assert "-F 'file=@seven.jpg'" in said(page, "#command")  # a GIF it would refuse
+    assert "-F 'file=@\"seven.jpg\"'" in said(page, "#command")  # a GIF it would refuse
     assert "save it as seven.jpg first." in said(page, "#latency")
 
 
@@ -57,6 +58,32 @@ def test_of_a_large_file_that_is_no_picture_the_beginning_is_sent(page: Page, tm
         page.set_input_files("#file", film)
     assert sent.value.all_headers()["content-length"] == str(1 << 20)
     expect(page.locator("#refused")).to_contain_text("PNG, JPEG, WebP and BMP are read")
+
+
+def test_a_large_picture_that_only_the_service_may_know_is_sent_whole(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "seven.jpg"
+    photo.write_bytes(b"\xff\xd8\xff\xe0" + bytes(3 << 20))
+    with page.expect_request("**/predict?*") as sent:
+        page.set_input_files("#file", photo)
+    assert sent.value.all_headers()["content-length"] == str(4 + (3 << 20))
+    photo.write_bytes(b"\xff\xd8\xff\xe0" + bytes(30 << 20))
+    page.set_input_files("#file", photo)
+    expect(page.locator("#refused")).to_contain_text("the body is larger than 10,485,760 bytes")
+    assert "Nothing is drawn" not in said(page, "#subject")
+
+
+@pytest.mark.parametrize(("colour", "level"), [("black", 0), ("white", 255)])
+def test_ink_on_nothing_is_seen(page: Page, tmp_path: Path, colour: str, level: int) -> None:
+    ink = Image.new("RGBA", (200, 100))
+    ink.paste(colour, (90, 10, 110, 90))
+    (tmp_path / "one.png").write_bytes(encoded(ink))
+    page.set_input_files("#file", tmp_path / "one.png")
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: the picture one.png")
+    ink_and_paper = """() => [0.5, 0.7].map((x) => {
+        const canvas = document.querySelector("#drawing");
+        return canvas.getContext("2d").getImageData(x * canvas.width, 0.5 * canvas.height, 1, 1).data[0];
+    })"""
+    assert page.evaluate(ink_and_paper) == [level, 0x99]
 
 
 def test_a_file_that_goes_away_stays_on_the_slate(page: Page, tmp_path: Path) -> None:
@@ -90,7 +117,11 @@ def test_what_is_pasted_into_a_field_is_the_fields(page: Page) -> None:
         }"""
     )
     assert kept  # nobody prevented it
+    _hand_over(page, "paste", "clipboardData", "one.png")
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: the picture one.png")
+    page.click("#undo")
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: empty")
+    assert page.locator("#undo").is_disabled()  # there was nothing before
 
 
 @pytest.mark.parametrize(
