@@ -11,7 +11,6 @@ from service import bundle
 from service.bundle import Bundle
 from service.manifest import EXAMPLE
 from training import config, graphs
-from training.checkpoint import Checkpoint
 from training.export import parity, write_graphs
 from training.networks import Network
 
@@ -23,11 +22,10 @@ def bundle_of(preset: str, folder: Path, like: Bundle) -> Bundle:
     torch.manual_seed(0)
     chosen = config.preset(preset)
     net = chosen.network
-    checkpoint = Checkpoint(chosen, like.manifest.classes, data="none", hardware="none")
     made = folder / preset
     made.mkdir(parents=True)
     network = graphs.storable(Network(net))
-    models = write_graphs(network, checkpoint, made, torch.rand(CALIBRATION, *net.image_shape))
+    models = write_graphs(network, net, made, torch.rand(CALIBRATION, *net.image_shape))
     images, labels = torch.rand(3, *net.image_shape), torch.arange(3)
     poses = torch.rand(3, net.pose_size)
     arrays = {"images": images, "poses": poses, "classes": labels, "reconstructions": models["fp32"].reconstruct(poses, labels)}

@@ -48,47 +48,32 @@ def parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="captrain", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = top.add_subparsers(required=True, metavar="COMMAND")
 
-    each = commands.add_parser("train", help="train a preset", formatter_class=argparse.RawDescriptionHelpFormatter)
-    each.add_argument("--preset", required=True, metavar="NAME", help=", ".join(PRESETS))
-    each.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
-    each.add_argument("--resume", action="store_true", help="go on with the run in --out")
-    each.add_argument("--routing", metavar="NAME", help=f"another routing than the preset's: {' or '.join(ROUTINGS)}")
-    each.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
-    for entry in dataclasses.fields(Training):
-        flag = f"--{entry.name.replace('_', '-')}"
-        kind = {"int": int, "float": float, "str": str}[str(entry.type)]
-        note = entry.metadata["help"]
-        each.add_argument(
-            flag, type=kind, default=argparse.SUPPRESS, metavar=str(entry.type).upper(), help=f"{note} (default: the preset's)"
-        )
-    each.set_defaults(run=_train)
-
-    each = commands.add_parser("evaluate", help="count test errors of a run or a bundle")
-    each.add_argument("sources", type=Path, nargs="+", metavar="RUN_OR_BUNDLE")
-    each.add_argument(
-        "--record",
-        action="store_true",
-        help="write what was measured into the manifest of the bundle, which comes first; runs of other seeds may follow",
-    )
-    each.set_defaults(run=_evaluate)
-
-    each = commands.add_parser("export", help="make a bundle of a run")
-    each.add_argument("source", type=Path, metavar="RUN")
-    each.add_argument("--bundle", required=True, type=Path, metavar="DIR", help="models/NAME; NAME is what the service calls it")
-    each.add_argument("--int8", action="store_true", help="add an int8 encoder, calibrated on training pictures")
-    each.set_defaults(run=_export)
-
-    each = commands.add_parser("figures", help="draw a run's or a bundle's pictures")
-    each.add_argument("source", type=Path, metavar="RUN_OR_BUNDLE")
-    each.add_argument("--out", required=True, type=Path, metavar="DIR")
-    each.add_argument("--redrawn", action="store_true", help="show no picture of the data set: first let the network redraw them")
-    each.set_defaults(run=_figures)
-
+    _train_flags(commands.add_parser("train", help="train a preset", formatter_class=argparse.RawDescriptionHelpFormatter))
+    _evaluate_flags(commands.add_parser("evaluate", help="count test errors of a run or a bundle"))
+    _export_flags(commands.add_parser("export", help="make a bundle of a run"))
+    _figures_flags(commands.add_parser("figures", help="draw a run's or a bundle's pictures"))
     for command in commands.choices.values():
         command.add_argument(
             "--data", type=Path, metavar="DIR", help="where the idx files are (else $CAPSERVE_DATA, else downloaded)"
         )
     return top
+
+
+def _train_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--preset", required=True, metavar="NAME", help=", ".join(PRESETS))
+    command.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
+    command.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    command.add_argument("--routing", metavar="NAME", help=f"another routing than the preset's: {' or '.join(ROUTINGS)}")
+    command.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
+    for entry in dataclasses.fields(Training):
+        command.add_argument(
+            f"--{entry.name.replace('_', '-')}",
+            type={"int": int, "float": float, "str": str}[str(entry.type)],
+            default=argparse.SUPPRESS,
+            metavar=str(entry.type).upper(),
+            help=f"{entry.metadata['help']} (default: the preset's)",
+        )
+    command.set_defaults(run=_train)
 
 
 def _train(options: argparse.Namespace) -> None:
@@ -104,6 +89,16 @@ def _train(options: argparse.Namespace) -> None:
     found = data.load(config.training.dataset, options.data)
     with devices.place() as place, devices.enough_memory(config.training.batch_size):
         train.train(config, found, options.out, place, resume=options.resume)
+
+
+def _evaluate_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("sources", type=Path, nargs="+", metavar="RUN_OR_BUNDLE")
+    command.add_argument(
+        "--record",
+        action="store_true",
+        help="write what was measured into the manifest of the bundle, which comes first; runs of other seeds may follow",
+    )
+    command.set_defaults(run=_evaluate)
 
 
 def _evaluate(options: argparse.Namespace) -> None:
@@ -126,14 +121,32 @@ def _evaluate(options: argparse.Namespace) -> None:
             export.record_test(bundle, measured[0], seeds)
 
 
+def _export_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", type=Path, metavar="RUN")
+    command.add_argument(
+        "--bundle", required=True, type=Path, metavar="DIR", help="models/NAME; NAME is what the service calls it"
+    )
+    command.add_argument("--int8", action="store_true", help="add an int8 encoder, calibrated on training pictures")
+    command.set_defaults(run=_export)
+
+
 def _export(options: argparse.Namespace) -> None:
     from training import checkpoint, export, subjects
 
     finished = checkpoint.load(options.source)
-    found = subjects.fitting(finished.config, finished.classes, options.data)
+    found = subjects.matching_data(finished.config, finished.classes, options.data)
     made = export.export(finished, found, options.bundle, options.int8, say=print)
     size = sum(file.stat().st_size for file in made.folder.iterdir())
     print(f"{made.folder}: {', '.join(made.manifest.variants)}, {size / 1e6:.2f} MB, version {made.manifest.version}")
+
+
+def _figures_flags(command: argparse.ArgumentParser) -> None:
+    command.add_argument("source", type=Path, metavar="RUN_OR_BUNDLE")
+    command.add_argument("--out", required=True, type=Path, metavar="DIR")
+    command.add_argument(
+        "--redrawn", action="store_true", help="show no picture of the data set: first let the network redraw them"
+    )
+    command.set_defaults(run=_figures)
 
 
 def _figures(options: argparse.Namespace) -> None:

@@ -7,9 +7,9 @@ import contextlib
 import torch
 from torch import Tensor, nn
 
-from training.config import Primary
+from training.config import CapsuleNet, Primary
 from training.errors import chosen
-from training.routing import ROUTINGS
+from training.routing import EPSILON, ROUTINGS
 from training.spectral import SpectralConv2d
 
 SQUASH_CONSTANTS = {
@@ -28,9 +28,6 @@ class Squash(nn.Module):
     def forward(self, vectors: Tensor) -> Tensor:  # (..., size)
         squared = vectors.square().sum(dim=-1, keepdim=True)
         return vectors * ((squared + EPSILON).sqrt() / (self.constant + squared))
-
-
-EPSILON = 1e-8  # keeps the root's gradient finite for a capsule of zero length
 
 
 def lengths(capsules: Tensor) -> Tensor:
@@ -63,16 +60,15 @@ class PrimaryCapsules(nn.Module):
 class ClassCapsules(nn.Module):
     """Input capsules (batch, in, size) -> class capsules (batch, out, pose): each input votes for each class, routing counts."""
 
-    def __init__(
-        self, inputs: int, size: int, classes: int, pose_size: int, routing: str, iterations: int, squash: str, shared: bool
-    ) -> None:
+    def __init__(self, inputs: int, config: CapsuleNet) -> None:
         super().__init__()
-        self.routing, self.iterations = chosen("routing", routing, ROUTINGS), iterations
-        self.classes, self.pose_size, self.shared = classes, pose_size, shared
-        shape = (size, classes * pose_size) if shared else (inputs, size, classes * pose_size)
+        self.routing, self.iterations = chosen("routing", config.routing, ROUTINGS), config.iterations
+        self.classes, self.pose_size, self.shared = config.classes, config.pose_size, config.share_transforms
+        size, outputs = config.primary.size, self.classes * self.pose_size
+        shape = (size, outputs) if self.shared else (inputs, size, outputs)
         # Glorot's rule per transformation size -> pose; the sum over inputs is tamed by couplings of 1 / out.
-        self.transforms = nn.Parameter(torch.randn(shape) * (2.0 / (size + pose_size)) ** 0.5)
-        self.squash = Squash(squash)
+        self.transforms = nn.Parameter(torch.randn(shape) * (2.0 / (size + self.pose_size)) ** 0.5)
+        self.squash = Squash(config.squash)
 
     def votes(self, capsules: Tensor) -> Tensor:
         """One batched matrix product: (batch, in, size) -> (batch, out, in, pose)."""

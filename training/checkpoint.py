@@ -13,6 +13,7 @@ import torch
 from torch.optim import Optimizer
 
 from training.config import Config
+from training.data import DataSet
 from training.errors import CheckpointError
 from training.networks import Network
 
@@ -25,7 +26,7 @@ class Checkpoint:
 
     config: Config
     classes: tuple[str, ...]
-    data: str  # digest of the training pictures and labels
+    digest: str  # of the training pictures and labels; `data` in the file
     hardware: str = ""  # all that it has run on
     processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
     precision: str = ""  # what `auto` came to where the run began
@@ -57,7 +58,8 @@ def save(checkpoint: Checkpoint, run: Path) -> None:
     """To a file beside it first, then renamed: a full disk or a kill leaves the old checkpoint whole."""
     values = {entry.name: getattr(checkpoint, entry.name) for entry in dataclasses.fields(checkpoint)}
     buffer = io.BytesIO()
-    torch.save(values | {"config": checkpoint.config.to_dict(), "classes": list(checkpoint.classes)}, buffer)
+    values |= {"config": checkpoint.config.to_dict(), "classes": list(checkpoint.classes), "data": values.pop("digest")}
+    torch.save(values, buffer)
     write_atomically(run / FILE, buffer.getbuffer())
 
 
@@ -83,6 +85,7 @@ def load(run: Path) -> Checkpoint:
         values = torch.load(path, map_location="cpu", weights_only=True)
         values["config"] = Config.from_dict(values["config"])
         values["classes"] = tuple(values["classes"])
+        values["digest"] = values.pop("data")
         return Checkpoint(**values)
     except Exception as error:  # torch names a damaged file by a dozen exception types
         raise CheckpointError(
@@ -90,7 +93,7 @@ def load(run: Path) -> Checkpoint:
         ) from error
 
 
-def resumable(run: Path, config: Config, data: str, processes: int) -> Checkpoint:
+def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Checkpoint:
     """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, which come after all."""
     checkpoint = load(run)
     cycles = max(checkpoint.config.training.cycles, config.training.cycles)
@@ -101,11 +104,7 @@ def resumable(run: Path, config: Config, data: str, processes: int) -> Checkpoin
             f"{'; '.join(different)}. Resume with the settings it was started with (only --cycles may grow), "
             "or choose another --out"
         )
-    if checkpoint.data != data:
-        raise CheckpointError(
-            f"{run / FILE} was trained on other pictures (sha256 {checkpoint.data[:12]}) than these ({data[:12]}); "
-            "resume with the --data it was started with"
-        )
+    data.expect(checkpoint.digest)
     if checkpoint.processes not in (0, processes):
         raise CheckpointError(
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "

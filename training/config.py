@@ -9,15 +9,21 @@ from __future__ import annotations
 import dataclasses
 import math
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from training.errors import SettingError, TrainingError, chosen
 
 
+class _Part:
+    """What it has no field for is an error where a config is read: another captrain wrote it, and meant something by it."""
+
+    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
+
+
 @dataclass(frozen=True)
-class Conv:
+class Conv(_Part):
     """One convolution of the stem, with ReLU, then perhaps average pooling."""
 
     channels: int
@@ -29,7 +35,7 @@ class Conv:
 
 
 @dataclass(frozen=True)
-class Primary:
+class Primary(_Part):
     """How the stem's features become the first capsules: `kinds` of them at each place, `size` values each."""
 
     kinds: int
@@ -41,7 +47,7 @@ class Primary:
 
 
 @dataclass(frozen=True)
-class Decoder:
+class Decoder(_Part):
     """Draws the picture back from one class capsule: the others masked with zeros, or its pose alone."""
 
     hidden: tuple[int, ...] = (512, 1024)
@@ -49,7 +55,7 @@ class Decoder:
 
 
 @dataclass(frozen=True)
-class CapsuleNet:
+class CapsuleNet(_Part):
     """Stem -> primary capsules -> votes -> routing -> class capsules."""
 
     stem: tuple[Conv, ...]
@@ -71,7 +77,7 @@ class CapsuleNet:
 
 
 @dataclass(frozen=True)
-class PlainNet:
+class PlainNet(_Part):
     """A CNN to compare with. Its capsules are one-dimensional, the class score itself, so it serves like the others."""
 
     stem: tuple[Conv, ...]
@@ -95,7 +101,7 @@ def _flag(default: Any, note: str = "", low: float | None = None, high: float | 
 
 
 @dataclass(frozen=True)
-class Training:
+class Training(_Part):
     """How a network is trained. Each field is a flag of `captrain train`."""
 
     dataset: str = _flag("mnist", "mnist, fashion, kmnist, or folder: any four idx files")
@@ -130,9 +136,9 @@ class Training:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(_Part):
     preset: str
-    network: CapsuleNet | PlainNet
+    network: Annotated[CapsuleNet | PlainNet, Field(discriminator="kind")]
     training: Training
 
     def __post_init__(self) -> None:
@@ -152,9 +158,9 @@ class Config:
         try:
             return _CONFIG.validate_python(values)
         except ValidationError as error:
-            raise TrainingError(
-                f"not a config of this version of captrain: {error.errors()[0]['msg']} in {error.errors()[0]['loc']}"
-            ) from error
+            first = error.errors()[0]
+            where = ".".join(map(str, first["loc"]))
+            raise TrainingError(f"not a config of this version of captrain: {where}: {first['msg']}") from error
 
     def differences(self, other: Config) -> list[str]:
         """Where two configs part, as `training.epochs: 30 against 1`."""

@@ -22,7 +22,8 @@ from training.errors import DataError, chosen
 from training.sources import FILES, SOURCES, Source, check, file_of, find, unpack
 
 FRAME = (28, 28)  # pixels of MNIST's pictures
-SAMPLE, MOST = 1_000, 0.9  # pictures looked at; the share that makes a rule. Of MNIST's 999 in 1,000 fill their box
+LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink was fitted into a box
+BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
 
 
@@ -58,6 +59,14 @@ class DataSet:
         content.update(self.train.labels.numpy().tobytes())
         return content.hexdigest()
 
+    def expect(self, digest: str | None) -> None:
+        """An error unless these are the pictures that a run learned, where it is known which those were."""
+        if digest not in (None, self.digest):
+            raise DataError(
+                f"{self.folder}: expected the training pictures that were learned (sha256 {str(digest)[:12]}), "
+                f"found others ({self.digest[:12]}); pass the --data it was trained with"
+            )
+
     def split(self, held_out: int) -> tuple[Digits, Digits]:
         """Training and validation pictures: the last `held_out` choose everything, the test set nothing."""
         count = len(self.train)
@@ -82,12 +91,12 @@ class DataSet:
     @cached_property
     def boxed(self) -> bool:
         """Whether ink was fitted into a box, as MNIST's was: 20 of 28 pixels on its longer side. The service then does so too."""
-        images = self.train.images[:SAMPLE]
+        images = self.train.images[:LOOKED_AT]
         if images.shape[1:] != (1, *FRAME):
             return False
         ink = images[:, 0] > 0
         longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
-        return bool((longer == round(BOX[1] * FRAME[0])).float().mean() > MOST)
+        return bool((longer == round(BOX[1] * FRAME[0])).float().mean() > BOXED_SHARE)
 
 
 def load(dataset: str, folder: Path | None = None) -> DataSet:

@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -23,6 +23,7 @@ from service.manifest import (
     EXAMPLE,
     MANIFEST,
     BundleError,
+    Dimension,
     ErrorRate,
     Measured,
     OtherSeed,
@@ -33,16 +34,16 @@ from service.manifest import (
 from training import graphs
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
-from training.config import CapsuleNet, Config
+from training.config import CapsuleNet, Config, PlainNet, Training
 from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, poses_of_objects
-from training.errors import DataError, ExportError
+from training.errors import ExportError, TrainingError
 from training.evaluate import Evaluation, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
 from training.quantise import int8
 from training.runtime import OnnxModel
-from training.statistics import usual
+from training.statistics import Statistics, usual
 
 PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
@@ -51,16 +52,21 @@ TURNED = 2_000  # validation pictures whose poses are turned to see what each di
 EXAMPLES = 6
 
 
+class _Findings(NamedTuple):
+    """What running its graphs tells of a bundle."""
+
+    parity: float
+    usual: Statistics
+    errors: dict[Variant, Measured]  # on validation pictures
+    dimensions: tuple[Dimension, ...]
+
+
 def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
     """Writes the bundle beside its place first, so that a failure leaves what was there."""
     check_name(folder.name)
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
-    if data.digest != checkpoint.data:
-        raise DataError(
-            f"this run learned other pictures (sha256 {checkpoint.data[:12]}) than these ({data.digest[:12]}), and a bundle is "
-            "measured on those held out from its own; pass the --data it was trained with"
-        )
+    data.expect(checkpoint.digest)  # it is measured on those held out from its own
     kept = _other_seeds(folder, checkpoint, say)
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
@@ -69,82 +75,110 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
         draft = Path(work) / folder.name
         draft.mkdir()
-        _build(checkpoint, data, draft, quantised, kept, say)
-        if folder.exists():
-            folder.rename(Path(work) / "before")  # goes with the temporary folder, once the new one stands
-        draft.rename(folder)
+        findings = _build(checkpoint, data, draft, quantised, say)
+        bundle.write(draft, _manifest(checkpoint, data, findings, kept))
+        _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
     return bundle.read(folder)
+
+
+def _swap(draft: Path, folder: Path, aside: Path) -> None:
+    """The draft into the folder's place. What stands there is put aside, and back again if the draft does not come."""
+    try:
+        if folder.exists():
+            folder.rename(aside)
+        draft.rename(folder)
+    except BaseException:
+        if aside.exists() and not folder.exists():
+            aside.rename(folder)
+        raise
 
 
 def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None]) -> tuple[OtherSeed, ...]:
     """What the bundle to be replaced knows of seeds beside this run's: their weights are gone, they cannot be had again."""
+    if not folder.exists():
+        return ()
     try:
-        before = bundle.read(folder).manifest if folder.exists() else None
+        before = bundle.read(folder).manifest
+        if before.metrics.test:
+            say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
+        config = Config.from_dict(before.config)
     except BundleError as error:
         say(f"replacing a damaged bundle: {error}")
         return ()
-    if before is None:
+    except TrainingError as error:
+        say(f"what it knows of other seeds goes with the bundle that is replaced: {error}")
         return ()
-    if before.metrics.test:
-        say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
-    pictures = before.training.data in (None, checkpoint.data)
-    same = pictures and not Config.from_dict(before.config).differences(checkpoint.config)
-    return before.metrics.other_seeds if same else ()
+    pictures = before.training.data in (None, checkpoint.digest)
+    return before.metrics.other_seeds if pictures and not config.differences(checkpoint.config) else ()
 
 
-def _build(
-    checkpoint: Checkpoint,
-    data: DataSet,
-    folder: Path,
-    quantised: bool,
-    other_seeds: tuple[OtherSeed, ...],
-    say: Callable[[str], None],
-) -> None:
-    config, (learn, validation) = checkpoint.config, data.split(checkpoint.config.training.validation)
-    trained = checkpoint.restored()
-    if not all(bool(weights.isfinite().all()) for weights in trained.state_dict().values()):
-        raise ExportError("expected finite weights, found some that are no number: there is nothing to export in this run")
-    samples = partial(_samples, validation, checkpoint)
-    network = graphs.storable(aligned(trained, poses_of_objects(TorchModel(trained), samples())))
+def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> _Findings:
+    """The graphs and the example into the folder, and what was found by running them."""
+    config, settings = checkpoint.config, checkpoint.config.training
+    learn, validation = data.split(settings.validation)
+    trained = _finite(checkpoint)
+    network = graphs.storable(aligned(trained, poses_of_objects(TorchModel(trained), _samples(validation, settings))))
     say("writing encoder.onnx and decoder.onnx")
-    models = write_graphs(network, checkpoint, folder, calibration_pictures(learn, checkpoint) if quantised else None)
+    models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
     if not worst <= PARITY:  # a NaN is not
         raise ExportError(f"torch and ONNX Runtime differ by {worst:.2g}; expected at most {PARITY}")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
-    batches = partial(fixed_batches, validation, config.training.pairs)
-    usually = usual(models["fp32"], batches(), data.classes)
-    measured = {variant: measurement(evaluate(model, batches(), len(data.classes))) for variant, model in models.items()}
-    found = [f"{variant} {each.error.percent:.2f} %" for variant, each in measured.items()]
+    findings = _measure(models, validation, settings, data.classes, worst)
+    found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
     say(f"validation error: {', '.join(found)}")
-    turns = dimensions(models["fp32"], poses_of_objects(models["fp32"], samples()))
-    _write_example(models, torch.tensor(usually.prototypes), folder)
-    net = config.network
-    bundle.write(
-        folder,
-        {
-            "classes": data.classes,
-            "image_shape": net.image_shape,
-            "pose_size": net.pose_size,
-            "max_objects": arrangement(config.training.pairs).objects,
-            "boxed": data.boxed and arrangement(config.training.pairs).boxed,
-            "routing": {"algorithm": net.routing, "iterations": net.iterations} if isinstance(net, CapsuleNet) else None,
-            "preset": config.preset,
-            "dataset": data.name,
-            "config": config.to_dict(),
-            "training": _record(checkpoint, trained),
-            "metrics": {"parity": worst, "validation": measured, "other_seeds": other_seeds},
-            "thresholds": usually.thresholds,
-            "prototypes": usually.prototypes,
-            "dimensions": turns,
-            "references": usually.references,
-        },
+    _write_example(models, torch.tensor(findings.usual.prototypes), folder)
+    return findings
+
+
+def _finite(checkpoint: Checkpoint) -> Network:
+    """What a run has learned, which must be numbers."""
+    network = checkpoint.restored()
+    if not all(bool(weights.isfinite().all()) for weights in network.state_dict().values()):
+        raise ExportError("expected finite weights, found some that are no number: there is nothing to export in this run")
+    return network
+
+
+def _measure(
+    models: Mapping[Variant, OnnxModel], validation: Digits, settings: Training, classes: tuple[str, ...], worst: float
+) -> _Findings:
+    """By ONNX Runtime, as the service will run them."""
+    batches = partial(fixed_batches, validation, settings.pairs)
+    return _Findings(
+        parity=worst,
+        usual=usual(models["fp32"], batches(), classes),
+        errors={variant: measurement(evaluate(model, batches(), len(classes))) for variant, model in models.items()},
+        dimensions=dimensions(models["fp32"], poses_of_objects(models["fp32"], _samples(validation, settings))),
     )
 
 
-def write_graphs(network: Network, checkpoint: Checkpoint, folder: Path, calibration: Tensor | None) -> dict[Variant, OnnxModel]:
+def _manifest(checkpoint: Checkpoint, data: DataSet, findings: _Findings, other_seeds: tuple[OtherSeed, ...]) -> dict[str, Any]:
+    """The manifest's values, but for those that the bundle's folder itself tells."""
+    config, net = checkpoint.config, checkpoint.config.network
+    pairs = arrangement(config.training.pairs)
+    return {
+        "classes": data.classes,
+        "image_shape": net.image_shape,
+        "pose_size": net.pose_size,
+        "max_objects": pairs.objects,
+        "boxed": data.boxed and pairs.boxed,
+        "routing": {"algorithm": net.routing, "iterations": net.iterations} if isinstance(net, CapsuleNet) else None,
+        "preset": config.preset,
+        "dataset": data.name,
+        "config": config.to_dict(),
+        "training": _record(checkpoint),
+        "metrics": {"parity": findings.parity, "validation": findings.errors, "other_seeds": other_seeds},
+        "thresholds": findings.usual.thresholds,
+        "prototypes": findings.usual.prototypes,
+        "dimensions": findings.dimensions,
+        "references": findings.usual.references,
+    }
+
+
+def write_graphs(
+    network: Network, config: CapsuleNet | PlainNet, folder: Path, calibration: Tensor | None
+) -> dict[Variant, OnnxModel]:
     """The graph files of a bundle, opened again by ONNX Runtime; int8 too where calibration pictures are given."""
-    config = checkpoint.config.network
     encoder = graphs.encoder_graph(network, config)
     graphs.save_halved(graphs.decoder_graph(network, config), folder / DECODER_FILE)
     written = {"fp32": encoder} if calibration is None else {"fp32": encoder, "int8": int8(encoder, calibration)}
@@ -170,15 +204,13 @@ def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]
     return float(torch.stack(differences).max())
 
 
-def calibration_pictures(learn: Digits, checkpoint: Checkpoint) -> Tensor:
-    settings = checkpoint.config.training
+def calibration_pictures(learn: Digits, settings: Training) -> Tensor:
     batches = fixed_batches(learn[:CALIBRATION], settings.pairs)
     return torch.cat([batch.images for batch in batches])
 
 
-def _samples(validation: Digits, checkpoint: Checkpoint) -> Iterator[Batch]:
+def _samples(validation: Digits, settings: Training) -> Iterator[Batch]:
     """Validation pictures as varied as training made them: their poses show what each dimension does."""
-    settings = checkpoint.config.training
     return fixed_batches(validation[:TURNED], settings.pairs, augment=AUGMENTATIONS[settings.augment])
 
 
@@ -204,14 +236,15 @@ def _rate(evaluation: Evaluation) -> ErrorRate:
     return ErrorRate(errors=evaluation.errors, count=evaluation.count, percent=evaluation.error, low=low, high=high)
 
 
-def _record(checkpoint: Checkpoint, network: Network) -> dict[str, Any]:
-    settings = checkpoint.config.training
+def _record(checkpoint: Checkpoint) -> dict[str, Any]:
+    """How the weights came to be."""
+    network = checkpoint.restored()
     return {
         "epochs": len(checkpoint.history),
-        "seed": settings.seed,
+        "seed": checkpoint.config.training.seed,
         "hardware": ", ".join(filter(None, (checkpoint.hardware, checkpoint.precision))),
         "seconds": round(checkpoint.seconds, 1),
-        "data": checkpoint.data,
+        "data": checkpoint.digest,
         "parameters": parameters(network),
         "encoder_parameters": parameters(network.encoder),
         "history": [{key: float(f"{value:.5g}") for key, value in row.items()} for row in checkpoint.history],

@@ -48,8 +48,8 @@ def figures(
 def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
     """The same with each picture as the network draws what it believes it saw: none of it is the data set's own."""
     for batch in batches:
-        capsules = model.classify(batch.images)
-        drawings = draw(model, capsules.capsules, objects(capsules.lengths, batch.labels.shape[1]))
+        encoding = model.classify(batch.images)
+        drawings = draw(model, encoding.capsules, objects(encoding.lengths, batch.labels.shape[1]))
         yield batch._replace(images=drawings)
 
 
@@ -132,10 +132,10 @@ def _picked(model: Model, batches: Sequence[Batch], right: bool) -> list[tuple[T
     """Inputs, labels, predictions and drawings of the pictures that were named rightly, or wrongly."""
     parts = []
     for batch in batches:
-        capsules = model.classify(batch.images)
-        predicted = objects(capsules.lengths, batch.labels.shape[1])
+        encoding = model.classify(batch.images)
+        predicted = objects(encoding.lengths, batch.labels.shape[1])
         chosen = hits(predicted, batch.labels) == right
-        drawings = draw(model, capsules.capsules, predicted)
+        drawings = draw(model, encoding.capsules, predicted)
         parts.append((batch.images[chosen], batch.labels[chosen], predicted[chosen], drawings[chosen]))
     return list(zip(*parts, strict=True))
 

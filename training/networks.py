@@ -28,16 +28,7 @@ class CapsuleEncoder(nn.Module):
         self.primary = PrimaryCapsules(config.stem[-1].channels, config.primary, config.squash)
         inputs = _probe(nn.Sequential(self.stem, self.primary), config.image_shape)[1]
         self.dropout = nn.Dropout1d(config.dropout) if config.dropout else None  # of whole capsules
-        self.routed = ClassCapsules(
-            inputs,
-            config.primary.size,
-            config.classes,
-            config.pose_size,
-            config.routing,
-            config.iterations,
-            config.squash,
-            config.share_transforms,
-        )
+        self.routed = ClassCapsules(inputs, config)
 
     def forward(self, images: Tensor) -> Encoding:
         inputs = self.primary(self.stem(images))

@@ -47,7 +47,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
                 _Digits(calibration),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(QUANTISED),
-                nodes_to_exclude=_last(encoder),
+                nodes_to_exclude=_kept_float(encoder),
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -58,7 +58,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
         logging.getLogger().removeFilter(_quiet)
 
 
-def _last(encoder: onnx.ModelProto) -> list[str]:
+def _kept_float(encoder: onnx.ModelProto) -> list[str]:
     """Layers with no ReLU after them: their output is capsules or class scores. Not `paper`'s, which is nearly all its work."""
     weights = {tensor.name: math.prod(tensor.dims) for tensor in encoder.graph.initializer}
     layers = [node for node in encoder.graph.node if node.op_type in ("Conv", "Gemm")]

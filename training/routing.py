@@ -19,6 +19,8 @@ if TYPE_CHECKING:  # the command line's help names what is here, and need not wa
     Squash = Callable[[Tensor], Tensor]
     Routing = Callable[[Tensor, int, Squash], Tensor]
 
+EPSILON = 1e-8  # under the root of every length: a zero vector then divides nothing by nought, and its gradient is finite
+
 
 def dynamic(votes: Tensor, iterations: int, squash: Squash) -> Tensor:
     """Sabour et al. 2017, Procedure 1: agreement with the squashed capsules accumulates in the logits."""
@@ -36,7 +38,7 @@ def agreement(votes: Tensor, iterations: int, squash: Squash) -> Tensor:
     seen = votes.detach()
     sums = _uniform(seen if iterations > 1 else votes)
     for step in range(1, iterations):
-        logits = _agreement(seen, sums / (sums.square().sum(dim=-1, keepdim=True) + 1e-8).sqrt())
+        logits = _agreement(seen, sums / (sums.square().sum(dim=-1, keepdim=True) + EPSILON).sqrt())
         sums = _weighted(logits, votes if step == iterations - 1 else seen)
     return squash(sums)
 

@@ -28,16 +28,13 @@ class Subject:
     history: Sequence[dict[str, float]]
     models: dict[str, Model]  # by what runs them: torch, fp32, int8
     bundle: Bundle | None
-    pictures: str | None  # sha256 of those it learned, where that is known
+    digest: str | None  # of the training pictures it learned, where that is known
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
-        found = fitting(self.config, self.classes, folder)
-        if its_own and self.pictures not in (None, found.digest):
-            raise DataError(
-                f"{found.folder}: expected the data set whose training pictures it learned (sha256 {str(self.pictures)[:12]}), "
-                f"found others ({found.digest[:12]}): pass the --data it was trained with"
-            )
+        found = matching_data(self.config, self.classes, folder)
+        if its_own:
+            found.expect(self.digest)
         return found
 
     def evaluations(self, data: DataSet) -> Iterator[tuple[str, Evaluation]]:
@@ -46,7 +43,7 @@ class Subject:
             yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
-def fitting(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
+def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
     """The data set that a network was trained on, or one of the same classes and picture size."""
     found = load(config.training.dataset, folder)
     if found.classes != classes:
@@ -79,7 +76,7 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
-        if first.pictures not in (None, run.pictures):
+        if first.digest not in (None, run.digest):
             parted.append("other training pictures")
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
@@ -100,7 +97,12 @@ def _bundle(path: Path) -> Subject:
         models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
         model.check(manifest)
     return Subject(
-        Config.from_dict(manifest.config), manifest.classes, manifest.training.history, models, read, manifest.training.data
+        config=Config.from_dict(manifest.config),
+        classes=manifest.classes,
+        history=manifest.training.history,
+        models=models,
+        bundle=read,
+        digest=manifest.training.data,
     )
 
 
@@ -108,5 +110,7 @@ def _run(path: Path, aside: Path) -> Subject:
     state = checkpoint.load(path)
     network = state.restored()
     models: dict[str, Model] = {"torch": TorchModel(network)}
-    models.update(write_graphs(graphs.storable(network), state, aside, calibration=None).items())
-    return Subject(state.config, state.classes, state.history, models, None, state.data)
+    models.update(write_graphs(graphs.storable(network), state.config.network, aside, calibration=None).items())
+    return Subject(
+        config=state.config, classes=state.classes, history=state.history, models=models, bundle=None, digest=state.digest
+    )

@@ -15,28 +15,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
 from training import checkpoint as checkpoints
 from training.augment import AUGMENTATIONS
-from training.average import Average
 from training.checkpoint import Checkpoint
-from training.config import Config
+from training.config import Config, Training
 from training.data import DataSet
-from training.devices import DTYPES, Place, compiles, hardware, precision
+from training.devices import Place, hardware, precision
 from training.errors import CheckpointError, DataError, DivergedError, StoppedError, chosen
-from training.evaluate import TorchModel, evaluate, fixed_batches, hits, objects
-from training.losses import LOSSES, reconstruction
-from training.networks import Network, transforms
+from training.evaluate import TorchModel, evaluate, fixed_batches
+from training.learner import Learner
 from training.pairs import Batch, Partners, arrangement
-from training.schedules import SCHEDULES
 
+PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
 THEN = ", then "  # between the machines that a run was on
 REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
@@ -59,7 +56,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     out.mkdir(parents=True, exist_ok=True)
     config = fitted(config, data)
     if resume:
-        start = checkpoints.resumable(out, config, data.digest, place.world)
+        start = checkpoints.resumable(out, config, data, place.world)
     elif (out / checkpoints.FILE).exists():
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
@@ -79,7 +76,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
 
 
 class Run:
-    """One training run under way in one process."""
+    """One training run under way in one process: its epochs, and what it leaves on disk."""
 
     def __init__(self, start: Checkpoint, data: DataSet, out: Path, place: Place) -> None:
         settings = start.config.training
@@ -87,38 +84,13 @@ class Run:
         learn, self.validation = data.split(settings.validation)
         self.learn = learn.to(place.device)
         self.partners = Partners(self.learn)
+        self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
+        self.arrange = arrangement(settings.pairs).arrange
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
         start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
-        self.dtype = DTYPES[start.precision]
-        self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
-        self.loss = chosen("loss", settings.loss, LOSSES)
-        self.schedule = chosen("schedule", settings.schedule, SCHEDULES)
-        self.arrange = arrangement(settings.pairs).arrange
+        self.learner = Learner(start, place)
         self.asked = False  # of this process, to stop
         self.stopping = False  # all processes agreed to
-
-        torch.manual_seed(settings.seed)
-        self.network = Network(start.config.network).to(place.device)
-        self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
-        self.optimizer = torch.optim.Adam(self._groups(), lr=settings.learning_rate, fused=True)
-        self.average = Average(self.network, settings.ema) if settings.ema else None
-        if start.network:
-            self._restore()
-        self.model: Any = self.network
-        if place.device.type == "cuda" and compiles():
-            self.network.compile()
-        elif place.device.type == "cuda" and place.leads:
-            print("no C compiler found (gcc or clang): training goes on without torch.compile, more slowly")
-        if place.world > 1:
-            self.model = DistributedDataParallel(self.network)
-
-    def _groups(self) -> list[dict[str, Any]]:
-        """The weights by how fast they learn: Adam's steps are as long for all, and transformations are the largest matrices."""
-        if self.settings.transform_rate == 1:
-            return [{"params": list(self.network.parameters())}]
-        votes = transforms(self.network)
-        others = [weights for weights in self.network.parameters() if not any(weights is each for each in votes)]
-        return [{"params": others}, {"params": votes, "factor": self.settings.transform_rate}]
 
     @property
     def ended(self) -> bool:
@@ -140,10 +112,11 @@ class Run:
         """The rest of the epoch under way: all of it, or what a stop left."""
         state, size = self.checkpoint, self.settings.batch_size
         epoch, done = divmod(state.step, self.steps_per_epoch)
-        order = torch.randperm(len(self.learn), generator=self._generator(epoch, purpose="order")).to(self.place.device)
+        generator = torch.Generator().manual_seed(_seed(self.settings, "order", epoch))
+        order = torch.randperm(len(self.learn), generator=generator).to(self.place.device)
         before = [state.running.get(key, 0.0) if self.place.leads else 0.0 for key in SUMS]
         sums = torch.tensor(before, device=self.place.device)
-        self.network.train()
+        self.learner.network.train()
         title = f"epoch {epoch + 1}/{self.settings.all_epochs}"
         with tqdm(
             total=len(order), initial=done * size, unit="img", desc=title, disable=not self.place.leads, leave=False
@@ -166,30 +139,18 @@ class Run:
 
     def _step(self, picked: Tensor) -> Tensor:
         """One update of the weights by this process's share of a batch; gives the share's (summed loss, errors, pictures)."""
-        state = self.checkpoint
-        share = picked[self.place.rank :: self.place.world]
+        step, place = self.checkpoint.step, self.place
+        share = picked[place.rank :: place.world]
         batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
-        count = len(share)
-        cycle = self.settings.epochs * self.steps_per_epoch
-        rate = self.schedule(state.step % cycle / cycle, self.settings)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * rate * group.get("factor", 1.0)
-        with torch.autocast(self.place.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            encoding, drawings = self.model(batch.images, batch.labels)
-        loss = self.loss(encoding.lengths, batch.labels)
-        loss = loss + self.settings.reconstruction * reconstruction(drawings, batch.targets)
-        self.optimizer.zero_grad()
-        (loss * (count * self.place.world / len(picked))).backward()  # DDP averages over processes, we over pictures
-        self.optimizer.step()
-        if self.average is not None:
-            self.average.update(self.network, state.step)
-        found = objects(encoding.lengths.detach(), batch.labels.shape[1])
-        return torch.stack([loss.detach() * count, (~hits(found, batch.labels))[:count].sum(), loss.new_tensor(count)])
+        count, cycle = len(share), self.settings.epochs * self.steps_per_epoch
+        weight = count * place.world / len(picked)  # DDP averages over processes, we over pictures
+        loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight)
+        return torch.stack([loss * count, (~right)[:count].sum(), loss.new_tensor(count)])
 
     def _batch(self, picked: Tensor) -> Batch:
-        state = self.checkpoint
-        torch.manual_seed(self._seed(state.step, purpose="dropout"))
-        generator = self._generator(state.step, purpose="augment", device=self.place.device)
+        settings, step, place = self.settings, self.checkpoint.step, self.place
+        torch.manual_seed(_seed(settings, "dropout", step, place.rank))
+        generator = torch.Generator(place.device).manual_seed(_seed(settings, "augment", step, place.rank))
         batch = self.arrange(self.learn[picked], self.partners, self.augment, generator)
         return batch._replace(images=batch.images.contiguous(memory_format=torch.channels_last))
 
@@ -199,9 +160,8 @@ class Run:
         running, state.running = state.running, {}
         if not self.place.leads:
             return
-        network = self.network if self.average is None else self.average.network
         batches = fixed_batches(self.validation, self.settings.pairs)
-        measured = evaluate(TorchModel(network, self.place.device), batches, state.config.network.classes)
+        measured = evaluate(TorchModel(self.learner.result, self.place.device), batches, state.config.network.classes)
         seconds = state.seconds - sum(row["seconds"] for row in state.history)
         row = {
             "epoch": state.step // self.steps_per_epoch,
@@ -209,7 +169,7 @@ class Run:
             "training_error": 100 * running["errors"] / running["seen"],
             "validation_error": measured.error,
             "validation_reconstruction_error": measured.reconstruction_error,
-            "learning_rate": self.optimizer.param_groups[0]["lr"],
+            "learning_rate": self.learner.rate,
             "seconds": seconds,
         }
         state.history.append(row)
@@ -242,33 +202,19 @@ class Run:
     def _save(self) -> None:
         """Never over a good checkpoint with weights that are no numbers: their loss may not have been seen yet."""
         state = self.checkpoint
-        if not all(bool(weights.isfinite().all()) for weights in self.network.parameters()):
+        if not self.learner.sound:
             self._diverged("a weight is no finite number")
-        state.network = self.network.state_dict()
-        state.average = self.average.network.state_dict() if self.average is not None else {}
-        state.optimizer = self.optimizer.state_dict()
+        self.learner.store(state)
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)
 
-    def _restore(self) -> None:
-        state = self.checkpoint
-        checkpoints.fill(self.network, state.network)
-        checkpoints.fill(self.optimizer, state.optimizer)
-        if self.average is not None:
-            checkpoints.fill(self.average.network, state.average)
 
-    def _seed(self, number: int, purpose: str) -> int:
-        """A seed of its own for each epoch's order and each step's dropout and augmentation."""
-        kinds = ("order", "dropout", "augment")
-        rank = 0 if purpose == "order" else self.place.rank
-        numbers = (self.settings.seed, number, kinds.index(purpose), rank)
-        mixed = 0
-        for value in numbers:
-            mixed = (mixed * 0x9E3779B97F4A7C15 + value + 1) % 2**63
-        return mixed
-
-    def _generator(self, number: int, purpose: str, device: torch.device | None = None) -> torch.Generator:
-        return torch.Generator(device or torch.device("cpu")).manual_seed(self._seed(number, purpose))
+def _seed(settings: Training, purpose: str, number: int, rank: int = 0) -> int:
+    """A seed of its own for each epoch's order, the same for all processes, and each step's dropout and augmentation."""
+    mixed = 0
+    for value in (settings.seed, number, PURPOSES.index(purpose), rank):
+        mixed = (mixed * 0x9E3779B97F4A7C15 + value + 1) % 2**63
+    return mixed
 
 
 def _write_history(history: list[dict[str, float]], out: Path) -> None:

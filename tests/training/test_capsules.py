@@ -7,12 +7,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash, lengths
-from training.config import Primary
+from training.config import CapsuleNet, Conv, Primary
 from training.errors import UnknownNameError
 
 
 def class_capsules(inputs: int = 20, size: int = 8, *, shared: bool = False, routing: str = "dynamic") -> ClassCapsules:
-    return ClassCapsules(inputs, size, 10, 16, routing, 3, "paper", shared)
+    primary = Primary(kinds=1, size=size)
+    return ClassCapsules(inputs, CapsuleNet((Conv(size, kernel=3),), primary, routing=routing, share_transforms=shared))
 
 
 @pytest.mark.parametrize(("name", "length"), [("paper", 4 / 5), ("half", 4 / 4.5)])

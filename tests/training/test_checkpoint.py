@@ -22,7 +22,18 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
     checkpoint.save(saved, tmp_path)
     loaded = checkpoint.load(tmp_path)
     assert (loaded.config, loaded.classes, loaded.hardware, loaded.step) == (saved.config, saved.classes, saved.hardware, 5)
+    assert loaded.digest == "digest"
     assert all(torch.equal(loaded.network[key], value) for key, value in saved.network.items())
+
+
+def test_a_checkpoint_of_another_captrain_is_named(tmp_path: Path) -> None:
+    """What it says of a field that is not here cannot be kept: the run would go on as another."""
+    checkpoint.save(state(), tmp_path)
+    values = torch.load(tmp_path / checkpoint.FILE)
+    values["config"]["training"]["momentum"] = 0.9
+    torch.save(values, tmp_path / checkpoint.FILE)
+    with pytest.raises(CheckpointError, match=r"training\.momentum: Unexpected keyword argument"):
+        checkpoint.load(tmp_path)
 
 
 def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:

@@ -87,7 +87,7 @@ def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path,
 def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run: Path, tmp_path: Path) -> None:
     done = called("export", run, "--bundle", tmp_path / "x", "--data", drawn.write(tmp_path / "others", seed=5))
     assert done.returncode == 2
-    assert "this run learned other pictures (sha256" in done.stderr
+    assert "expected the training pictures that were learned (sha256" in done.stderr
     assert "pass the --data it was trained with" in done.stderr
     assert not (tmp_path / "x").exists()
 
@@ -140,7 +140,7 @@ def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(mad
     assert f"(fp32) on the 60 test pictures in {others}" in called("evaluate", made, "--data", others).stdout
     done = called("evaluate", made, "--data", others, "--record")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "expected the data set whose training pictures it learned (sha256" in done.stderr
+    assert f"{others}: expected the training pictures that were learned (sha256" in done.stderr
     assert (made / "manifest.json").read_bytes() == before
 
 

@@ -1,16 +1,47 @@
 import dataclasses
 import json
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from training.config import PRESETS, Config, preset
-from training.errors import SettingError, UnknownNameError
+from training.errors import SettingError, TrainingError, UnknownNameError
 
 
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_config_survives_json(name: str) -> None:
     config = PRESETS[name]
     assert Config.from_dict(json.loads(json.dumps(config.to_dict()))) == config
+
+
+def objects(values: Any) -> Iterator[dict[str, Any]]:
+    """Every object in a config as JSON, at any depth."""
+    if isinstance(values, dict):
+        yield values
+    for value in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
+        yield from objects(value)
+
+
+@pytest.mark.parametrize(("name", "count"), [("compact", 10), ("baseline", 7)])
+def test_a_field_of_another_captrain_is_named_wherever_it_is(name: str, count: int) -> None:
+    """Left out it would have loaded as something else, without a word."""
+    whole = json.loads(json.dumps(PRESETS[name].to_dict()))
+    found = list(objects(whole))
+    assert len(found) == count
+    for part in found:
+        part["momentum"] = 0.9
+        with pytest.raises(TrainingError, match=r"not a config of this version of captrain: .*momentum: Unexpected"):
+            Config.from_dict(whole)
+        del part["momentum"]
+    assert Config.from_dict(whole) == PRESETS[name]
+
+
+def test_a_field_that_came_later_has_its_default() -> None:
+    """As bundles have it that were made before."""
+    values = PRESETS["paper"].to_dict()
+    del values["training"]["cycles"], values["network"]["dropout"]
+    assert Config.from_dict(values) == PRESETS["paper"]
 
 
 def test_presets_are_frozen() -> None:

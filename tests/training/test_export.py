@@ -1,6 +1,7 @@
 """torch against ONNX Runtime: every preset, every routing, batches of one and five, and what a bundle then holds."""
 
 import copy
+import json
 import shutil
 from collections import Counter
 from dataclasses import replace
@@ -14,7 +15,7 @@ from onnx import numpy_helper
 from torch import nn
 
 from service import bundle
-from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError, Variant
+from service.manifest import DECODER_FILE, ENCODER_FILES, MANIFEST, BundleError, Variant
 from training import graphs
 from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
@@ -52,9 +53,8 @@ class Written(NamedTuple):
 
 
 def written(network: CapsuleNet | PlainNet, folder: Path) -> Written:
-    state = untrained(network)
-    made = graphs.storable(state.restored())
-    models = write_graphs(made, state, folder, calibration=None)
+    made = graphs.storable(untrained(network).restored())
+    models = write_graphs(made, network, folder, calibration=None)
     return Written(made, folder, parity(made, models["fp32"], network.image_shape))
 
 
@@ -151,7 +151,7 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
     assert manifest.metrics.validation["fp32"].error.count == 60
     errors = ", ".join(f"{variant} {each.error.percent:.2f} %" for variant, each in manifest.metrics.validation.items())
     assert f"validation error: {errors}" in said
-    assert manifest.training.data == finished.data
+    assert manifest.training.data == finished.digest
     assert manifest.training.epochs == 4
     assert Config.from_dict(manifest.config) == finished.config
     for variant in manifest.variants:
@@ -226,6 +226,45 @@ def test_a_graph_that_differs_from_torch_is_refused_and_the_bundle_before_it_sta
         export(finished, data, folder, quantised=False, say=lambda _: None)
     assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+
+
+@pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyboardInterrupt()], ids=["disk", "interrupt"])
+def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
+    error: BaseException,
+    finished: Checkpoint,
+    shapes: bundle.Bundle,
+    data: DataSet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The one before is out of the way and the new one does not come: that rename fails, all others are real."""
+    folder, rename = tmp_path / "shapes", Path.rename
+    shutil.copytree(shapes.folder, folder)
+    before = contents(folder)
+
+    def failing(path: Path, target: Path) -> Path:
+        if target == folder and path.name == folder.name:
+            raise error
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(type(error)):
+        export(finished, data, folder, quantised=False, say=lambda _: None)
+    assert contents(folder) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+
+
+def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
+    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+) -> None:
+    folder, said = tmp_path / "shapes", list[str]()
+    shutil.copytree(shapes.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    manifest["config"]["training"]["momentum"] = 0.9
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    made = export(finished, data, folder, quantised=False, say=said.append)
+    assert Config.from_dict(made.manifest.config) == finished.config
+    assert said[0].startswith("what it knows of other seeds goes with the bundle that is replaced: not a config of this version")
 
 
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:

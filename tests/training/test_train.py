@@ -280,7 +280,9 @@ def test_resuming_with_another_config_names_both(finished: Path, data: DataSet) 
 
 def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: DataSet) -> None:
     others = replace(data, train=data.train[torch.arange(400).flip(0)])
-    with pytest.raises(CheckpointError, match="was trained on other pictures"):
+    with pytest.raises(
+        DataError, match=r"expected the training pictures that were learned .* pass the --data it was trained with"
+    ):
         train(config(), others, finished, CPU, resume=True)
 
 
