@@ -54,10 +54,10 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         redirect_slashes=False,  # Starlette would send clients to http:, behind a proxy for https too, and their keys with them
         telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py has ours, without what queries hold
     )
-    app.state.service = Service(settings, serving, metrics, crew, bodies, siblings or Siblings())
+    service = app.state.service = Service(settings, serving, metrics, crew, bodies, siblings or Siblings())
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
-    app.add_middleware(Envelope, settings=settings, metrics=metrics, catalogue=serving, bodies=bodies, tracing=tracing)
+    app.add_middleware(Envelope, service=service, tracing=tracing)
     for error, handler in problems.HANDLERS.items():
         app.add_exception_handler(error, handler)
     for routes in (predict, reconstruct, models, inference_protocol, health, playground):

@@ -34,3 +34,6 @@ async def metrics(request: Request) -> Response:
     service = state.of(request)
     service.measure()
     return Response(await service.siblings.metrics(service.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+
+
+PATHS = frozenset(route.path for route in router.routes if isinstance(route, Bare))

@@ -44,7 +44,10 @@ _BODY = {
     },
 }
 
+LIVE, READY = "/health/live", "/health/ready"
+
 router = APIRouter(prefix="/v2", route_class=Bare, responses=RESPONSES, tags=["open inference protocol"])
+HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
 infers = partial(router.post, openapi_extra={"requestBody": _BODY})
 
 
@@ -54,13 +57,13 @@ async def server(request: Request) -> Response:
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
 
 
-@router.get("/health/live")
+@router.get(LIVE)
 async def live(request: Request) -> Response:
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
-@router.get("/health/ready")
+@router.get(READY)
 async def ready(request: Request) -> Response:
     serves = state.of(request).catalogue.ready
     return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)

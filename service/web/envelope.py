@@ -16,40 +16,28 @@ from typing import TYPE_CHECKING
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import visits
-from service.catalogue import Catalogue
 from service.errors import Busy, KeyWanted, ServiceError
-from service.metrics import Metrics
-from service.routes import playground
-from service.settings import Settings
+from service.routes import health, inference_protocol, playground
+from service.state import Service
 from service.web import problems
-from service.web.bodies import Bodies
 from service.web.problems import CLIENT_LEFT, REFUSED
 
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
-OPEN_PATHS = frozenset({"/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"}) | playground.PATHS
+OPEN_PATHS = health.PATHS | inference_protocol.HEALTH_PATHS | playground.PATHS
 
 logger = logging.getLogger("service.requests")
 
 
 class Envelope:
-    def __init__(
-        self,
-        app: ASGIApp,
-        settings: Settings,
-        metrics: Metrics,
-        catalogue: Catalogue,
-        bodies: Bodies,
-        tracing: Tracing | None,
-    ) -> None:
+    def __init__(self, app: ASGIApp, service: Service, tracing: Tracing | None) -> None:
         self._app = app
-        self._key = settings.api_key.get_secret_value().encode() if settings.api_key else None
-        self._metrics = metrics
-        self._catalogue = catalogue
-        self._bodies = bodies
+        self._metrics, self._catalogue, self._bodies = service.metrics, service.catalogue, service.bodies
         self._tracing = tracing
+        key = service.settings.api_key
+        self._key = None if key is None else key.get_secret_value().encode()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -64,15 +52,11 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                headers = message["headers"]
-                headers.append((b"x-request-id", visit.id.encode()))
-                headers.append((b"server-timing", visit.server_timing().encode()))
-                if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
-                    headers.append((b"connection", b"close"))
+                message["headers"] += self._headers(visit)
             await send(message)
 
         try:
-            if self._key is None or scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
+            if scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
                 await self._app(scope, receive, stamped)
             else:
                 await self._ask_for_key(scope, receive, stamped)
@@ -91,6 +75,12 @@ class Envelope:
             self._bodies.release(visit.holds)
             self._close(method, scope, visit, status or CLIENT_LEFT)
 
+    def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:
+        headers = [(b"x-request-id", visit.id.encode()), (b"server-timing", visit.server_timing().encode())]
+        if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
+            headers.append((b"connection", b"close"))
+        return headers
+
     async def _ask_for_key(self, scope: Scope, receive: Receive, send: Send) -> None:
         wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
         self._metrics.refused(wanted)
@@ -105,7 +95,8 @@ class Envelope:
         await problems.of(error)(scope, receive, send)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        assert self._key is not None
+        if self._key is None:
+            return True
         return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
 
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
