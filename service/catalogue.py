@@ -118,6 +118,10 @@ class Catalogue:
         if self._ends is None:
             self._ends = time.monotonic() + self._settings.linger + self._settings.drain
 
+    def hurry(self) -> None:
+        """What is not answered by now will not be."""
+        self._ends = time.monotonic()
+
     @property
     def state(self) -> State:
         if self.draining:

@@ -59,7 +59,13 @@ class Server(uvicorn.Server):
             self._catalogue.retire()
             self._closing = time.monotonic() + self._linger
         elif sig == signal.SIGINT:  # Ctrl-C again: now
+            self._catalogue.hurry()
             self.should_exit = self.force_exit = True
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().shutdown(sockets)
+        if self.force_exit:  # uvicorn leaves this out then, and the app's end would be logged as a fault
+            await self.lifespan.shutdown()
 
     async def on_tick(self, counter: int) -> bool:
         supervisor = multiprocessing.parent_process()

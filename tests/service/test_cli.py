@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -136,6 +137,22 @@ def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> N
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
     assert "Traceback" not in log.read_text()
+
+
+def test_ctrl_c_twice_does_not_wait_for_whoever_does_not_let_go(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--linger", "0", "--drain", "60") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\n"
+            )
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert process.poll() is None  # it waits for that request
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])

@@ -64,6 +64,16 @@ def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(serve
             assert statuses(connection.recv(65_536)) == [413], path  # and no 408, for which it would have waited
 
 
+def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
+    """Before the answer, and once."""
+    start, _, body = PREDICT.partition(b"\r\n\r\n")
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(start + b"\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
+        assert statuses(connection.recv(65_536)) == [100]
+        connection.sendall(body)
+        assert statuses(b"".join(iter(lambda: connection.recv(65_536), b""))) == [200]
+
+
 def test_headers_without_end_are_not_kept(server: Process) -> None:
     before = server.resident_megabytes()
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
