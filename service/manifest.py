@@ -116,7 +116,6 @@ class References(_Part):
 
     winner_length: Shares
     reconstruction_error: Shares
-    labels: tuple[FiniteFloat, ...]  # share of each class among the predictions
 
 
 class Dimension(_Part):
@@ -158,7 +157,6 @@ class Manifest(_Part):
             expect("values in a prototype", self.pose_size, len(prototype), ValueError)
         if self.dimensions:
             expect("dimensions", self.pose_size, len(self.dimensions), ValueError)
-        expect("reference labels", len(self.classes), len(self.references.labels), ValueError)
         expect("classes with thresholds", sorted(self.classes), sorted(self.thresholds.reconstruction_errors), ValueError)
         return self
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.manifest import References, Shares, Thresholds
-from training.evaluate import Model, draw, objects, poses_of
+from training.evaluate import Model, draw, poses_of
 from training.pairs import Batch
 
 LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
@@ -26,7 +26,7 @@ class Statistics:
 
 
 def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Statistics:
-    winners, margins, errors, labels, poses, predictions = (
+    winners, margins, errors, labels, poses = (
         torch.cat(part) for part in zip(*(_seen(model, batch) for batch in batches), strict=True)
     )
     by_class, prototypes = {}, []
@@ -44,20 +44,19 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
         References(
             winner_length=_histogram(winners, 0.0, 1.0),
             reconstruction_error=_histogram(errors, 0.0, float(errors.max()) * 1.25),
-            labels=tuple(_rounded((torch.bincount(predictions, minlength=len(classes)) / len(predictions)).tolist())),
         ),
         tuple(prototypes),
     )
 
 
 def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
-    """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses, prediction."""
+    """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
     drawing = draw(model, encoding.capsules, batch.labels)
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
-    found, predictions = poses_of(encoding.capsules, batch.labels), objects(encoding.lengths, count)
-    return ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count], errors, batch.labels, found, predictions[:, 0]
+    shortest, lead = ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count]
+    return shortest, lead, errors, batch.labels, poses_of(encoding.capsules, batch.labels)
 
 
 def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
