@@ -57,7 +57,7 @@ PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 	$(PYTHON) -m venv .venv
 
 .venv/service: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
-	$(PIP) install -c constraints.txt $(if $(filter gpu,$(RUNTIME)),-c constraints-cuda.txt) -e '.[$(RUNTIME)]'
+	$(PIP) install -c constraints.txt $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/dev),,-c constraints-cuda.txt)) -e '.[$(RUNTIME)]'
 	touch $@
 
 # Not with constraints-cuda.txt: torch names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.

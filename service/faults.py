@@ -14,6 +14,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 MOST = 5  # faults that are told
+MANY = 1_000  # faults that nobody made by hand, and that would take their time to be looked at
 LONGEST = 20  # characters of a value that are told
 UNKNOWN = "extra_forbidden"  # pydantic's word for a name that the model does not have
 
@@ -24,6 +25,8 @@ KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a n
 
 def sentences(model: type[BaseModel], error: ValidationError, whole: str) -> list[str]:
     """`whole` is what the model itself is called, as in "the query"."""
+    if error.error_count() > MANY:
+        return [f"there are {error.error_count():,} faults in {whole}"]
     found = error.errors(include_url=False)
     unknown = [str(fault["loc"][-1]) for fault in found if fault["type"] == UNKNOWN]
     told = [_sentence(_schema(model), fault, whole) for fault in found if fault["type"] != UNKNOWN]

@@ -81,11 +81,18 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             picture.load()
         # The plainest PNG, our hottest path, has none to look at.
         plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
-        turn = None if plain else TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+        turn = None if plain else _turn(picture)
         if form is JPEG and not whole:
             picture.draft(None, DRAFT)
         picture.load()
         return picture if turn is None else picture.transpose(turn)
+
+
+def _turn(picture: ImageFile) -> Image.Transpose | None:
+    try:
+        return TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # metadata that Pillow stumbles over, in one of many ways: a picture all the same
+        return None
 
 
 def prepare(

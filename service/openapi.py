@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with our error schema and examples that work."""
+"""The OpenAPI document: FastAPI's, with the schemas that it does not know and examples that work."""
 
 from __future__ import annotations
 

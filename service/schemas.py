@@ -1,4 +1,4 @@
-"""What goes over the wire, for the reader of /docs: query parameters are checked by these, answers described by them."""
+"""What goes over the wire, for the reader of /docs: queries and bodies are checked by these, answers described by them."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ class _Sent(BaseModel):
 class OnePicture(_Sent):
     FORM: ClassVar = '{"image": "<base64>"}'
 
-    image: str = Field(description="the picture's bytes in base64, or a data URI of them", json_schema_extra={"format": "byte"})
+    image: str = Field(description="picture's bytes in base64, or a data URI of them", json_schema_extra={"format": "byte"})
 
 
 class ManyPictures(_Sent):
     FORM: ClassVar = '{"images": ["<base64>", ...]}'
 
-    images: list[Annotated[str, Field(json_schema_extra={"format": "byte"})]] = Field(description="as /predict's, in order")
+    images: list[Annotated[str, Field(json_schema_extra={"format": "byte"})]] = Field(
+        description="list of pictures, each as /predict's `image`"
+    )
 
 
 class Subject(_Query):

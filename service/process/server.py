@@ -35,6 +35,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._catalogue, self._linger, self._listened = catalogue, linger, listened
         self._closing: float | None = None
+        self._was_ready = False
         self.status = 0  # the process's, at its end
         self._reload: asyncio.Task[None] | None = None
 
@@ -73,7 +74,11 @@ class Server(uvicorn.Server):
             if not supervisor.is_alive():  # nobody would replace or stop this worker
                 logger.error("the process that started this worker is gone: stopping")
                 self.handle_exit(signal.SIGTERM, None)
-            elif not self._catalogue.alive:  # /healthz is whichever worker's is asked: nobody outside could tell which
+            elif self._catalogue.ready:
+                self._was_ready = True
+            # Nobody outside could tell which worker it is: /healthz is of whichever is asked. One that never was ready stays:
+            # where a model is broken for good another process would not help, and the other models are still answered.
+            elif self._was_ready and not self._catalogue.alive:
                 logger.error("a model fails again and again: this worker ends, for another to take its place")
                 self.status = siblings.HOPELESS
                 self.handle_exit(signal.SIGTERM, None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import codecs
 import time
 from typing import TypeVar
 
@@ -108,7 +109,7 @@ def _parsed(model: type[Sent], body: bytes) -> Sent:
     if body.count(b",") > MOST_VALUES:
         raise TooLarge(f"more than {MOST_VALUES:,} values in JSON; {wanted}")
     try:
-        return model.model_validate_json(body)
+        return model.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         raise MalformedRequest(f"{faults.sentences(model, error, 'the body')[0]}; {wanted}") from None
 

@@ -169,11 +169,24 @@ def test_nvidias_packages_are_pinned_apart(what: ModuleType) -> None:
 
 
 @pytest.mark.parametrize(
-    ("target", "runtime", "given"), [("service", "gpu", True), ("service", "cpu", False), ("dev", "gpu", False)]
+    ("target", "runtime", "beside", "given"),
+    [
+        ("service", "gpu", None, True),
+        ("service", "gpu", "dev", False),
+        ("service", "cpu", None, False),
+        ("dev", "gpu", "service", False),
+    ],
 )
-def test_cuda_is_pinned_where_there_is_no_torch(target: str, runtime: str, given: bool) -> None:
+def test_cuda_is_pinned_where_there_is_no_torch(
+    tmp_path: Path, target: str, runtime: str, beside: str | None, given: bool
+) -> None:
+    for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
+        shutil.copy(ROOT / name, tmp_path)
+    if beside is not None:
+        (tmp_path / ".venv").mkdir()
+        (tmp_path / ".venv" / beside).touch()
     command = ["make", "--dry-run", "--what-if=pyproject.toml", f".venv/{target}", f"RUNTIME={runtime}"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     (line,) = (each for each in done.stdout.splitlines() if " install " in each)
     assert f"'.[{runtime}" in line
     assert "-c constraints.txt" in line

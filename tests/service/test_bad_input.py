@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import socket
 import struct
 import time
@@ -135,6 +136,15 @@ def test_a_picture_of_several_is_named(small: httpx.Client, seven: bytes) -> Non
     assert refused(small.post("/predict", json={"image": "a*b"}), 400).startswith("a picture is not valid base64")
 
 
+def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven: bytes) -> None:
+    told = refused(small.post("/predict", json={}), 400)
+    assert told == 'image is missing: give the picture\'s bytes in base64, or a data URI of them; send {"image": "<base64>"}'
+    told = refused(small.post("/predict/batch", json={"images": ["", 7]}), 400)
+    assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}'
+    marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # a byte-order mark, as some editors write
+    assert small.post("/predict", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
+
+
 def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
     """A smaller one of pixels than what is read beside the event loop, a larger one of pictures than of a form's parts."""
     with serving(settings(max_pixels=1_000, max_images=1_200, max_queue=2_000), nets) as client:
@@ -230,13 +240,15 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
 
 @pytest.mark.alone
 def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
-    refused = {
-        "/v2/models/tiny/infer": (b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}", 400),
-        "/predict": (b'{"image":[' + b",".join([b"[]"] * 3_400_000) + b"]}", 413),
-        "/predict/batch": (b'{"images":[' + b",".join([b'""'] * 200_000) + b"]}", 400),
-        "/predict/batch?normalise=none": (b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}", 413),
-    }
-    for path, (body, status) in refused.items():
+    sent = [
+        ("/v2/models/tiny/infer", b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}", 400),
+        ("/predict", b'{"image":[' + b",".join([b"[]"] * 3_400_000) + b"]}", 413),
+        ("/predict", json.dumps(dict.fromkeys(range(200_000), 0), separators=(",", ":")).encode(), 400),
+        ("/predict/batch", b'{"images":[' + b",".join([b'""'] * 200_000) + b"]}", 400),
+        ("/predict/batch", b'{"images":[' + b",".join([b"0"] * 200_000) + b"]}", 400),
+        ("/predict/batch?normalise=none", b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}", 413),
+    ]
+    for path, body, status in sent:
         began = time.perf_counter()
         answer = client.post(path, content=body, headers={"Content-Type": "application/json"})
         assert answer.status_code == status, answer.text

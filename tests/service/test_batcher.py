@@ -317,7 +317,7 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
 
 
 @scenario
-async def test_a_sweep_leaves_alone_who_still_has_time():
+async def test_who_drops_the_overdue_leaves_alone_who_still_has_time():
     house = House()
     first = await house.occupied()
     other = house.send(1, deadline=time.monotonic() + 60)

@@ -415,7 +415,7 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
         while "failed, 1 in a row" not in log.read_text():
             with reaching(url) as client:  # a connection each, so that either worker may get it
                 assert client.post("/predict", files={"file": encoded(drawn("7"))}).status_code in (200, 503)
-        appears(log, f"worker {failing} died with status 3; another in 0.5 s")
+        appears(log, f"worker {failing} died with status 4; another in 0.5 s")
         appears(log, "ready: tiny", 3)
         with reaching(url) as client:
             assert samples(client)["capserve_workers",] == 2

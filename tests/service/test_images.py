@@ -137,7 +137,17 @@ def invalid_apng() -> bytes:
     return plain[:33] + chunk + chunk + plain[33:]
 
 
-@pytest.mark.parametrize("data", [exif_with_an_odd_orientation(), corrupt_exif(), invalid_apng()], ids=["odd", "corrupt", "apng"])
+def text_that_is_no_exif() -> bytes:
+    said = PngInfo()
+    said.add_text("Raw profile type exif", "\nexif\n1\n7")
+    return drawings.encoded(PICTURE, pnginfo=said)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [exif_with_an_odd_orientation(), corrupt_exif(), invalid_apng(), text_that_is_no_exif()],
+    ids=["odd", "corrupt", "apng", "text"],
+)
 def test_damaged_metadata_costs_no_picture_and_warns_nobody(data: bytes) -> None:
     program = "import sys; from service import images; print(images.read(sys.stdin.buffer.read(), 10**6).size)"
     done = subprocess.run([sys.executable, "-W", "always", "-c", program], input=data, capture_output=True)
