@@ -12,7 +12,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from service.engine import CapsNet
 from service.process import logs
 from tests.service.conftest import serving, settings
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 KEY = "correct horse"
 
@@ -129,7 +129,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             seen = samples(client)
             assert seen["capserve_model_failures_total", "tiny"] >= 5  # probes fail too
             assert seen["capserve_ready",] == 0
-        _until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
+        until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
         assert client.get("/healthz").status_code == 200
         assert client.get("/docs").status_code == 200
 
@@ -150,7 +150,7 @@ def test_a_failing_decoder_is_not_mended_by_requests_that_do_without_it(
                 assert client.post("/v2/models/tiny/infer", json=lengths).status_code == 200
                 assert client.get("/readyz").status_code == 503
             assert client.get("/healthz").status_code == 503
-        _until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: client.get("/readyz").status_code == 200)
 
 
 def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
@@ -185,7 +185,7 @@ def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
         assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
         hung.clear()
         over.set()
-        _until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: client.get("/readyz").status_code == 200)
     assert "model tiny hangs" in caplog.text
 
 
@@ -198,9 +198,9 @@ def test_models_are_looked_after_though_measuring_them_fails_once(
             patched.setattr("service.catalogue.Catalogue.measure", _raise)
             patched.setattr(type(nets["tiny"].encoder), "run", _raise)
             assert client.post("/predict", files={"file": seven}).status_code == 503
-            _until(lambda: "looking after the models failed" in caplog.text)
-        _until(lambda: client.get("/readyz").status_code == 200)
-        _until(lambda: samples(client)["capserve_ready",] == 1)
+            until(lambda: "looking after the models failed" in caplog.text)
+        until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: samples(client)["capserve_ready",] == 1)
 
 
 def test_a_probe_that_is_too_late_is_no_end_of_probing(
@@ -220,7 +220,7 @@ def test_a_probe_that_is_too_late_is_no_end_of_probing(
                     pool.map(lambda _: client.post("/predict", files={"file": seven}), range(nets["tiny"].encoder.runners))
                 )
         assert {each.status_code for each in answers} == {503}
-        _until(lambda: client.get("/readyz").status_code == 200)
+        until(lambda: client.get("/readyz").status_code == 200)
 
 
 def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Client) -> None:
@@ -311,10 +311,3 @@ class _logging:
 
 def _raise(*_: object) -> None:
     raise RuntimeError("CUDA error 700")
-
-
-def _until(true: Callable[[], bool], seconds: float = 5) -> None:
-    until = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < until
-        time.sleep(0.05)

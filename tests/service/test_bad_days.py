@@ -9,6 +9,7 @@ from PIL import Image
 
 from tests.service.conftest import encoded
 from tests.service.processes import DIGIT, PREDICT, Answer, Connection, Process, ask, process, request
+from tests.waiting import until_soon
 
 pytestmark = pytest.mark.alone
 
@@ -22,13 +23,6 @@ def unhurried():
         yield server
 
 
-async def until(true, seconds: float = 10.0) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends
-        await asyncio.sleep(0.05)
-
-
 def test_work_for_clients_that_left_is_not_done(unhurried: Process):
     async def vanish() -> None:
         before = unhurried.metric("capserve_batch_images_sum")
@@ -39,7 +33,7 @@ def test_work_for_clients_that_left_is_not_done(unhurried: Process):
         await asyncio.sleep(0.3)
         for connection in connections:
             connection.writer.transport.abort()
-        await until(lambda: unhurried.metric('capserve_rejections_total{reason="gone"') > CROWD / 2)
+        await until_soon(lambda: unhurried.metric('capserve_rejections_total{reason="gone"') > CROWD / 2)
         answer = await ask(unhurried, PREDICT)
         assert answer.status == 200
         assert answer.seconds < 2  # the crowd's own work would have been six
@@ -69,7 +63,7 @@ def test_a_request_of_many_batches_is_turned_away_once():
         connection.writer.write(many)
         await asyncio.sleep(0.3)
         connection.writer.transport.abort()
-        await until(lambda: server.metric('capserve_rejections_total{reason="gone"'))
+        await until_soon(lambda: server.metric('capserve_rejections_total{reason="gone"'))
 
     with process(0.2, max_batch=1, deadline=1) as server:
         assert asyncio.run(ask(server, many)).status == 504
@@ -103,7 +97,7 @@ def test_who_leaves_while_a_picture_is_decoded_is_counted():
         connection.writer.write(LARGE)
         await asyncio.sleep(0.5)
         connection.writer.transport.abort()
-        await until(lambda: server.metric('capserve_rejections_total{reason="gone"') == 1)
+        await until_soon(lambda: server.metric('capserve_rejections_total{reason="gone"') == 1)
 
     with process(seconds_a_picture=1.5, drain=3) as server:
         asyncio.run(asyncio.wait_for(leave(server), 20))

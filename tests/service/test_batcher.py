@@ -11,6 +11,7 @@ import pytest
 from service.batcher import Arrays, Batcher
 from service.errors import Broken, Busy, TooLarge, TooLate
 from service.visits import Stages
+from tests.waiting import until_soon
 
 
 class Watcher:
@@ -51,12 +52,6 @@ def pictures(count: int, value: float = 1.0):
     return np.full((count, 1, 2, 2), value, np.float32)
 
 
-async def until(true: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
-        while not true():
-            await asyncio.sleep(0.001)
-
-
 class House:
     """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
 
@@ -69,14 +64,14 @@ class House:
 
     async def occupied(self) -> asyncio.Task:
         first = self.send(1, 0)
-        await until(lambda: self.gate.entered == 1)
+        await until_soon(lambda: self.gate.entered == 1)
         return first
 
     def send(self, count: int, value: float = 1.0, **options) -> asyncio.Task:
         return asyncio.create_task(self.batcher.submit(pictures(count, value), **options))
 
     async def queued(self, images: int) -> None:
-        await until(lambda: self.batcher.queued == images)
+        await until_soon(lambda: self.batcher.queued == images)
 
 
 def scenario(test):
@@ -270,7 +265,7 @@ async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
     house = House(runners=3)
     first = await house.occupied()
     waiting = [house.send(1) for _ in range(10)]
-    await until(lambda: house.gate.entered == 3)
+    await until_soon(lambda: house.gate.entered == 3)
     draining = asyncio.create_task(house.batcher.drain(10))
     await asyncio.sleep(0)
     with pytest.raises(Busy, match="shutting down") as refusal:
@@ -279,7 +274,7 @@ async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
     house.gate.let(10)
     assert await draining
     assert all(task.done() and not task.exception() for task in (first, *waiting))
-    await until(lambda: set(threading.enumerate()) <= before)
+    await until_soon(lambda: set(threading.enumerate()) <= before)
 
 
 @scenario
@@ -345,11 +340,11 @@ async def test_the_loop_stays_free_while_the_model_runs():
 async def test_runners_share_what_has_queued():
     house = House(max_batch=16, runners=2)
     firsts = [house.send(1), house.send(1)]
-    await until(lambda: house.gate.entered == 2)  # side by side
+    await until_soon(lambda: house.gate.entered == 2)  # side by side
     others = [house.send(1) for _ in range(6)]
     await house.queued(6)
     house.gate.let(2)
-    await until(lambda: house.gate.entered == 4)
+    await until_soon(lambda: house.gate.entered == 4)
     shares = [shape[0] for shape in house.gate.shapes[:4]]
     assert shares[:2] == [1, 1]
     assert sorted(shares[2:]) == [2, 3]  # half of six, half of three, rounded up; either may come to the gate first

@@ -22,6 +22,7 @@ import pytest
 from tests.service.bundles import external
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching, wait_until_ready
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 CAPSERVE = [sys.executable, "-m", "service"]
 
@@ -357,10 +358,7 @@ def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
 
 
 def appears(log: Path, words: str, times: int = 1, seconds: float = 20, pause: float = 0.05) -> None:
-    until = time.monotonic() + seconds
-    while log.read_text().count(words) < times:
-        assert time.monotonic() < until, log.read_text()
-        time.sleep(pause)
+    until(lambda: log.read_text().count(words) >= times, seconds, pause, said=log.read_text)
 
 
 def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:

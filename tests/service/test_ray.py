@@ -9,9 +9,8 @@ import shutil
 import subprocess
 import sys
 import threading
-import time
 from base64 import b64encode
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,7 @@ from service import bundle
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import drawn, encoded, wait_until_ready
 from tests.service.processes import ROOT, free_port, process
+from tests.waiting import until
 
 pytestmark = [
     pytest.mark.alone,
@@ -57,13 +57,6 @@ class Cluster:
         return subprocess.Popen(
             [*command, "service.ray_app:app", *arguments], cwd=ROOT, env=os.environ | RAY | values, stderr=stderr
         )
-
-
-def until(true: Callable[[], bool], seconds: float = 60) -> None:
-    ends = time.monotonic() + seconds
-    while not true():
-        assert time.monotonic() < ends
-        time.sleep(0.1)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +204,7 @@ def test_work_for_clients_that_left_is_not_done(client: httpx.Client) -> None:
 
     before = sum(series(client, "capserve_batch_images_count").values())
     asyncio.run(asyncio.wait_for(leave(), 60))
-    until(lambda: sum(series(client, "capserve_requests_total", 'status="499"').values()) > 0)
+    until(lambda: sum(series(client, "capserve_requests_total", 'status="499"').values()) > 0, seconds=60)
     assert sum(series(client, "capserve_batch_images_count").values()) - before < 8
 
 
@@ -269,7 +262,7 @@ def refused(client: httpx.Client, cluster: Cluster, sentence: str, *arguments: s
     said = models.parent / "said.txt"
     with said.open("wb") as file, cluster.running(*arguments, models=models, stderr=file) as updating:
         try:
-            until(lambda: sentence in said.read_text())
+            until(lambda: sentence in said.read_text(), seconds=60)
             statuses = {client.post("/predict", files={"file": encoded(NOISE)}).status_code for _ in range(10)}
             assert statuses == {200}
         finally:
