@@ -1,0 +1,63 @@
+"""The command line in a process of its own: run to its end, or a server whose log is read."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.service.conftest import BUNDLES, reaching, wait_until_ready
+from tests.waiting import until
+
+CAPSERVE = [sys.executable, "-m", "service"]
+
+
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [*CAPSERVE, *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_PORT": "0", **environment},
+    )
+
+
+@contextmanager
+def launched(log: Path, command: list[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
+    """A server of tests/bundles from its very first moment, its words in `log`."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,  # from a terminal a hangup is to end it
+            stderr=output,
+            env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), **environment},
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+            process.wait()
+
+
+@contextmanager
+def started(log: Path, *flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
+    """`capserve serve` on a free port, once it is ready; gives the process and its URL."""
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", *flags], **environment) as process:
+        appears(log, "http://", pause=0.02)
+        url = re.findall(r"http://[\d.:]+", log.read_text())[0]
+        with reaching(url) as client:
+            wait_until_ready(client, 40)
+        yield process, url
+
+
+def appears(log: Path, words: str, times: int = 1, seconds: float = 20, pause: float = 0.05) -> None:
+    until(lambda: log.read_text().count(words) >= times, seconds, pause, said=log.read_text)
+
+
+def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]

@@ -1,0 +1,127 @@
+"""What signals do to a server, however young: real processes, real signals, real exit statuses."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.conftest import BUNDLES, reaching
+from tests.service.launching import CAPSERVE, appears, launched, started
+
+
+def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven: bytes) -> None:
+    with started(tmp_path / "log", "--linger", "1.5") as (process, url):
+        with reaching(url) as client:
+            for _ in range(5):
+                assert client.post("/predict", files={"file": seven}).status_code == 200
+            process.send_signal(signal.SIGTERM)
+            while (state := client.get("/readyz")).status_code == 200:
+                time.sleep(0.01)
+            assert state.json() == {"ready": False, "state": "draining"}
+            answer = client.post("/predict", files={"file": seven})
+            assert (answer.status_code, answer.headers["Connection"]) == (200, "close")
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("after", [0.0, 0.3])
+def test_told_to_stop_while_it_loads_it_exits_with_0(
+    tmp_path: Path, flags: list[str], number: signal.Signals, after: float
+) -> None:
+    log = tmp_path / "log"
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", *flags]) as process:
+        appears(log, "http://", pause=0.005)
+        time.sleep(after)
+        process.send_signal(number)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
+
+
+HANGS_WHEN_WARMED = """
+import sys
+from service.__main__ import main
+from service.engine import CapsNet
+def warm_up(net, most):
+    from service.bundle import IMAGES, LENGTHS
+    import numpy as np, onnxruntime as ort
+    long = np.zeros((20_000, *net.manifest.image_shape), np.float32)  # for minutes in the runtime itself
+    session = ort.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+    while True:
+        session.run([LENGTHS.name], {IMAGES.name: long})
+CapsNet.warm_up = warm_up
+sys.exit(main(["serve", "--port", "0", "--linger", "0"]))
+"""
+
+
+def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with launched(log, [sys.executable, "-c", HANGS_WHEN_WARMED, str(BUNDLES / "tiny" / "encoder.onnx")]) as process:
+        appears(log, "http://")
+        with reaching(re.findall(r"http://[\d.:]+", log.read_text())[0]) as client:
+            until = time.monotonic() + 20
+            while time.monotonic() < until:
+                with suppress(httpx.TransportError):
+                    assert client.get("/readyz").json()["state"] == "warming"
+                    break
+                time.sleep(0.05)
+            else:
+                pytest.fail(log.read_text())
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_ctrl_c_twice_does_not_wait_for_whoever_does_not_let_go(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--linger", "0", "--drain", "60") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(
+                b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 9\r\n\r\n"
+            )
+            time.sleep(0.3)
+            process.send_signal(signal.SIGINT)
+            time.sleep(0.5)
+            assert process.poll() is None  # it waits for that request
+            process.send_signal(signal.SIGINT)
+            assert process.wait(5) == 0
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, flags: list[str]) -> None:
+    """A process that is so young that it cannot must not die of it, and neither must one of its workers."""
+    log = tmp_path / "log"
+    with launched(log, [*CAPSERVE, "serve", "--port", "0", "--linger", "0", *flags]) as process:
+        appears(log, "http://")
+        while "ready: tiny" not in log.read_text():
+            if process.poll() is None:
+                process.send_signal(signal.SIGHUP)
+            assert process.poll() is None, log.read_text()
+            time.sleep(0.05)
+        appears(log, "ready: tiny", len(flags) or 1)
+        appears(log, "reloaded: tiny unchanged", len(flags) or 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "died" not in log.read_text()
+
+
+@pytest.mark.parametrize("flags", ["", "--workers 2"], ids=["one", "two workers"])
+def test_without_standard_input_it_serves(tmp_path: Path, flags: str) -> None:
+    log = tmp_path / "log"
+    command = f"exec {sys.executable} -m service serve --port 0 --linger 0 {flags} <&-"
+    with launched(log, ["bash", "-c", command]) as process:
+        appears(log, "ready: tiny", 2 if flags else 1)
+        process.send_signal(signal.SIGHUP)
+        appears(log, "reloaded: tiny unchanged", 2 if flags else 1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()

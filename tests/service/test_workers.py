@@ -1,0 +1,139 @@
+"""Several processes on one port: their metrics, their deaths, and who takes their places."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.service.conftest import BUNDLES, drawn, encoded, reaching
+from tests.service.launching import appears, launched, started, workers_of
+from tests.service.test_metrics import samples
+
+
+def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
+    ones = encoded(drawn("1"))
+    flags = ["--workers", "2", "--log-format", "json", "--linger", "0"]
+    with started(tmp_path / "log", *flags, TMPDIR=str(tmp_path)) as (process, url):
+        appears(tmp_path / "log", '"ready: tiny', 2)
+        for _ in range(40):  # a connection each, so that both are met
+            with reaching(url) as client:
+                assert client.post("/predict", files={"file": ones}).status_code == 200
+        with reaching(url) as client:
+            for _ in range(3):
+                seen = samples(client)
+                assert seen["capserve_predictions_total", "1", "tiny"] == 40
+                assert seen["capserve_ready",] == 1
+                assert seen["capserve_workers",] == seen["capserve_workers_wanted",] == 2
+                assert seen["capserve_reference_winner_length_count", "tiny"] == pytest.approx(1, abs=1e-3)
+        servers = workers_of(process)
+        assert len(servers) == 2
+        (files,) = tmp_path.glob("capserve-metrics-*")
+        before = sorted(path.name for path in files.iterdir())
+        os.kill(servers[0], signal.SIGKILL)
+        appears(tmp_path / "log", '"ready: tiny', 3)
+        with reaching(url) as client:
+            assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
+        assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    for line in (tmp_path / "log").read_text().splitlines():
+        json.loads(line)
+
+
+def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:
+    """Its folder was spoilt while it ran; it is tried again, ever more seldom, until the folder is sound."""
+    shutil.copytree(BUNDLES, tmp_path / "models")
+    graph, log = tmp_path / "models" / "tiny" / "encoder.onnx", tmp_path / "log"
+    sound = graph.read_bytes()
+    with started(log, "--workers", "2", "--linger", "0", CAPSERVE_MODELS=str(tmp_path / "models")) as (process, url):
+        appears(log, "ready: tiny", 2)
+        graph.write_bytes(b"no graph")
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        appears(log, "died with status 2; another in 2 s")
+        assert process.poll() is None
+        with reaching(url) as client:
+            assert client.get("/readyz").status_code == 200
+            assert (samples(client)["capserve_workers",], samples(client)["capserve_workers_wanted",]) == (1, 2)
+        graph.write_bytes(sound)
+        appears(log, "ready: tiny", 3)
+        with reaching(url) as client:
+            assert samples(client)["capserve_workers",] == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+FAILS_WHERE_TOLD = """
+import os, sys
+from pathlib import Path
+from service.__main__ import main
+from service.engine import CapsNet
+classify = CapsNet.classify
+def fails_where_told(net, images):
+    if Path(sys.argv[-1]).read_text() == str(os.getpid()):
+        raise RuntimeError("out of order")
+    return classify(net, images)
+CapsNet.classify = fails_where_told
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0"]))
+"""
+
+
+def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) -> None:
+    """Nobody outside could: whoever asks for /healthz meets either of the two."""
+    log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
+    told.write_text("")
+    script.write_text(FAILS_WHERE_TOLD)
+    command = [sys.executable, str(script), str(told)]
+    with launched(log, command) as process:
+        appears(log, "ready: tiny", 2)
+        url = re.findall(r"http://[\d.:]+", log.read_text())[0]
+        failing = workers_of(process)[0]
+        told.write_text(str(failing))
+        while "failed, 1 in a row" not in log.read_text():
+            with reaching(url) as client:  # a connection each, so that either worker may get it
+                assert client.post("/predict", files={"file": encoded(drawn("7"))}).status_code in (200, 503)
+        appears(log, f"worker {failing} died with status 4; another in 0.5 s")
+        appears(log, "ready: tiny", 3)
+        with reaching(url) as client:
+            assert samples(client)["capserve_workers",] == 2
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
+    """It would be tried again and again, and each try's files read at every scrape."""
+    code = (
+        "from service.app import create_app; from service.errors import StartError; from service.settings import Settings\n"
+        "try: create_app(Settings(model='nope'))\n"
+        "except StartError as error: print(error)"
+    )
+    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "PROMETHEUS_MULTIPROC_DIR": str(tmp_path)}
+    ended = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert "CAPSERVE_MODEL=nope" in ended.stdout
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_workers_whose_supervisor_was_killed_stop_by_themselves(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--workers", "2") as (process, url):
+        process.kill()
+        process.wait()
+        until = time.monotonic() + 15
+        with reaching(url) as client:
+            while time.monotonic() < until:
+                try:
+                    client.get("/healthz")
+                except httpx.TransportError:
+                    return
+                time.sleep(0.1)
+    pytest.fail("the workers answer on, though nobody looks after them")
