@@ -4,9 +4,9 @@ import { AnswerView, invitation, readPictures } from "./answer.js";
 import { Api, Refused } from "./api.js";
 import { copyCommand, showCommand } from "./command.js";
 import { Connection } from "./connection.js";
-import { strokesOf } from "./digits.js";
 import { byId, enable, element, say } from "./dom.js";
-import { Drawing, sketch } from "./drawing.js";
+import { Drawing } from "./drawing.js";
+import { Examples } from "./examples.js";
 import { Latest } from "./latest.js";
 import { MorphPanel } from "./morph.js";
 import { read, shown } from "./pixels.js";
@@ -16,7 +16,6 @@ import { acceptPictures } from "./upload.js";
 
 const LIVE = 80; // milliseconds between two questions while the pen moves
 const PATIENCE = 250; // milliseconds after which waiting is shown
-const EXAMPLE = 112; // pixels of an example's side
 const LOOK = 15000; // milliseconds between two looks what is served, if anything is
 
 const api = new Api(showCommand);
@@ -26,6 +25,11 @@ const answers = new AnswerView();
 const pose = new PosePanel((byHand) => drawPose(byHand));
 const morph = new MorphPanel(drawMorph);
 const sweep = new SweepDialog();
+const examples = new Examples({
+  draw: (parameters) => connection.persist(() => api.draw("reconstruct", parameters, { quiet: true })),
+  place: (example, { manifest }) => drawing.place(example, manifest.max_objects > 1),
+  refuse: (error) => refuse("examples", error),
+});
 const work = { models: new Latest(), predict: new Latest(LIVE), pose: new Latest(), morph: new Latest(), sweep: new Latest() };
 
 let wanted = new URLSearchParams(location.search).get("model");
@@ -103,7 +107,7 @@ function setModel(chosen) {
   invite();
   morph.setModel();
   pose.setModel(model);
-  showExamples();
+  examples.show(model);
   predict({ now: true });
 }
 
@@ -175,37 +179,6 @@ function keep() {
 function offerToMorph() {
   const index = pictures && pose.object ? pose.index : -1;
   morph.offer(index < 0 ? null : pose.object, pictures?.[index]);
-}
-
-/** Digits as a pen writes them; of other classes, what the model itself draws of each: its prototype. */
-function showExamples() {
-  const buttons = model.classes.map((label) => {
-    const canvas = element("canvas", { width: EXAMPLE, height: EXAMPLE, "aria-hidden": "true" });
-    return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas);
-  });
-  byId("examples").replaceChildren(...buttons);
-  buttons.forEach((button, index) => showExample(button, model, model.classes[index]));
-}
-
-/** Each as it comes; one that does not leaves the others. */
-async function showExample(button, { name, manifest }, label) {
-  try {
-    const strokes = strokesOf(label);
-    const example = strokes ? { name: label, strokes } : { name: label, image: await prototype(name, label) };
-    if (!button.isConnected) return; // these are another model's by now
-    sketch(button.firstChild, example);
-    button.addEventListener("click", () => drawing.place(example, manifest.max_objects > 1));
-    button.disabled = false;
-  } catch (error) {
-    if (!button.isConnected) return;
-    button.remove();
-    refuse("examples", error);
-  }
-}
-
-async function prototype(model, label) {
-  const query = [["model", model], ["label", label], ["size", EXAMPLE]];
-  return createImageBitmap(await connection.persist(() => api.draw("reconstruct", query, { quiet: true })));
 }
 
 let waiting = 0;

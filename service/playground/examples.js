@@ -1,0 +1,50 @@
+/** Examples to begin with: digits as a pen writes them; of other classes what the model itself draws of each, its prototype. */
+
+import { strokesOf } from "./digits.js";
+import { byId, element } from "./dom.js";
+import { sketch } from "./drawing.js";
+
+const SIDE = 112; // pixels
+
+export class Examples {
+  #draw;
+  #place;
+  #refuse;
+
+  /** `draw(parameters)` gives a picture as a blob, `place(example, model)` puts one on the slate, `refuse(error)` says why one is missing. */
+  constructor({ draw, place, refuse }) {
+    this.#draw = draw;
+    this.#place = place;
+    this.#refuse = refuse;
+  }
+
+  /** A button for each class, to be pressed as soon as there is something on it. */
+  show(model) {
+    const buttons = model.classes.map((label) => {
+      const canvas = element("canvas", { width: SIDE, height: SIDE, "aria-hidden": "true" });
+      return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas);
+    });
+    byId("examples").replaceChildren(...buttons);
+    buttons.forEach((button, index) => this.#fill(button, model, model.classes[index]));
+  }
+
+  /** Each as it comes; one that does not leaves the others. */
+  async #fill(button, model, label) {
+    try {
+      const strokes = strokesOf(label);
+      const example = strokes ? { name: label, strokes } : { name: label, image: await this.#prototype(model, label) };
+      if (!button.isConnected) return; // these are another model's by now
+      sketch(button.firstChild, example);
+      button.addEventListener("click", () => this.#place(example, model));
+      button.disabled = false;
+    } catch (error) {
+      if (!button.isConnected) return;
+      button.remove();
+      this.#refuse(error);
+    }
+  }
+
+  async #prototype(model, label) {
+    return createImageBitmap(await this.#draw([["model", model.name], ["label", label], ["size", SIDE]]));
+  }
+}
