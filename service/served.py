@@ -28,7 +28,7 @@ HANGING = 60.0  # seconds that no batch takes: after so many the runtime hangs, 
 MOST_DRAWINGS = 4_096  # that may wait at least: the largest sweep fits in whole
 
 
-class Seen(NamedTuple):
+class Judged(NamedTuple):
     """What a request's pictures show, and where its time went."""
 
     perception: Perception
@@ -71,12 +71,12 @@ class Served:
         """Raises Busy when the queue is full, before anybody decodes a picture."""
         self._encodings.admit(images)
 
-    async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Seen:
+    async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
         """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
         perception, stages = await self._perceive(images, complete, drawn)
         verdicts = self.judge.verdicts(perception)
         self._predictions.saw(perception, verdicts)
-        return Seen(perception, verdicts, stages)
+        return Judged(perception, verdicts, stages)
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W), and where the time went."""

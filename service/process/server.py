@@ -71,21 +71,27 @@ class Server(uvicorn.Server):
     async def on_tick(self, counter: int) -> bool:
         supervisor = multiprocessing.parent_process()
         if self._closing is None and supervisor is not None:
-            if not supervisor.is_alive():  # nobody would replace or stop this worker
-                logger.error("the process that started this worker is gone: stopping")
-                self.handle_exit(signal.SIGTERM, None)
-            elif self._catalogue.ready:
-                self._was_ready = True
-            # Nobody outside could tell which worker it is: /healthz is of whichever is asked. One that never was ready stays:
-            # where a model is broken for good another process would not help, and the other models are still answered.
-            elif self._was_ready and not self._catalogue.alive:
-                logger.error("a model fails again and again: this worker ends, for another to take its place")
-                self.status = siblings.HOPELESS
-                self.handle_exit(signal.SIGTERM, None)
+            self._end_if_useless(supervisor.is_alive())
         if self._closing is not None and time.monotonic() >= self._closing and not self.should_exit:
             logger.info("told to stop: finishing what was accepted")
             self.should_exit = True
         return await super().on_tick(counter)
+
+    def _end_if_useless(self, supervised: bool) -> None:
+        """As a worker whom nobody would replace or stop, or whom another would do better than.
+
+        Nobody outside could tell whose model fails: /healthz is of whichever worker is asked. One that never was ready stays:
+        where a model is broken for good another process would not help, and the other models are still answered.
+        """
+        self._was_ready = self._was_ready or self._catalogue.ready
+        if not supervised:
+            logger.error("the process that started this worker is gone: stopping")
+        elif self._was_ready and not self._catalogue.alive:
+            logger.error("a model fails again and again: this worker ends, for another to take its place")
+            self.status = siblings.REPLACE_ME
+        else:
+            return
+        self.handle_exit(signal.SIGTERM, None)
 
 
 def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> int:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 SPREAD = signal.SIGUSR1  # from a worker to its supervisor: let all reload
-HOPELESS = 4  # exit status of a worker that wants to be replaced; uvicorn's own is 3
+REPLACE_ME = 4  # exit status of a worker that wants to be replaced; uvicorn's own is 3
 
 
 def reload_on_hangup() -> bool:

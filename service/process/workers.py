@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 CANNOT_START = 2  # exit status of a worker that would fail again, unless somebody mends what it found
 # The signal itself ends a worker that was so young that it had no handler for it; the last was about to end anyway.
-STOPPED = (0, -signal.SIGTERM, siblings.HOPELESS)
+STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
 

@@ -36,9 +36,8 @@ def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
     return {error.status: {"description": error.meaning, "content": content} for error in errors}
 
 
-RESPONSES = refusals(
-    MalformedRequest, KeyWanted, UnknownModel, TooSlow, TooLarge, NotAnImage, Unprocessable, Busy, TooLate
-)  # which any of our routes may give
+# What a route may give that takes a body and runs a model.
+RESPONSES = refusals(MalformedRequest, KeyWanted, UnknownModel, TooSlow, TooLarge, NotAnImage, Unprocessable, Busy, TooLate)
 
 
 class Direct(APIRoute):

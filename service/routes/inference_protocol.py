@@ -139,9 +139,9 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
             inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
-        seen = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
-        visit.stages |= seen.stages
-        return await _answer(service, visit, inference, seen.perception, names, small=len(sent) <= SMALL_BYTES)
+        found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
+        visit.stages |= found.stages
+        return await _answer(service, visit, inference, found.perception, names, small=len(sent) <= SMALL_BYTES)
 
 
 async def _answer(

@@ -15,7 +15,7 @@ from service.bundle import Array
 from service.errors import ServiceError, TooLarge
 from service.routes.direct import RESPONSES, Direct
 from service.schemas import ManyPictures, OnePicture, Prediction, Predictions, PredictQuery
-from service.served import Seen, Served
+from service.served import Judged, Served
 from service.state import Service
 from service.visits import Visit
 from service.web import body, departure
@@ -56,9 +56,9 @@ async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> 
     with departure.heeded(request):
         with visit.stage("decode"):
             image = await _image(service, served, picture, query, visit)
-        seen = await _seen(served, image[None], visit)
+        found = await _judged(served, image[None], visit)
     taken = image if query.input else None
-    return _json(answer.prediction(served.manifest, seen.perception, 0, seen.verdicts[0], query.reconstruct, taken))
+    return _json(answer.prediction(served.manifest, found.perception, 0, found.verdicts[0], query.reconstruct, taken))
 
 
 @router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
@@ -74,10 +74,10 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     with departure.heeded(request):
         with visit.stage("decode"):
             decoded = [await _indexed(service, served, index, each, query, visit) for index, each in enumerate(pictures)]
-        seen = await _seen(served, np.stack(decoded), visit)
+        found = await _judged(served, np.stack(decoded), visit)
     predictions = [
-        answer.prediction(served.manifest, seen.perception, row, judged, query.reconstruct, image if query.input else None)
-        for row, (judged, image) in enumerate(zip(seen.verdicts, decoded, strict=True))
+        answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, image if query.input else None)
+        for row, (judged, image) in enumerate(zip(found.verdicts, decoded, strict=True))
     ]
     return _json({"model": served.manifest.name, "predictions": predictions})
 
@@ -110,10 +110,10 @@ async def _indexed(service: Service, served: Served, index: int, data: bytes, qu
         raise
 
 
-async def _seen(served: Served, pictures: Array, visit: Visit) -> Seen:
-    seen = await served.perceive(pictures, visit.complete)
-    visit.stages |= seen.stages
-    return seen
+async def _judged(served: Served, pictures: Array, visit: Visit) -> Judged:
+    found = await served.perceive(pictures, visit.complete)
+    visit.stages |= found.stages
+    return found
 
 
 def _json(value: Any) -> Response:

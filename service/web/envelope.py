@@ -13,6 +13,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service import visits
@@ -59,11 +60,11 @@ class Envelope:
             if scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
                 await self._app(scope, receive, stamped)
             else:
-                await self._ask_for_key(scope, receive, stamped)
+                await self._key_wanted(scope["headers"])(scope, receive, stamped)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
-                await self._refuse(ended, scope, receive, stamped)
+                await self._refusal(ended)(scope, receive, stamped)
         except Exception:
             logger.exception("a fault of the server's own")
             if status:
@@ -81,18 +82,16 @@ class Envelope:
             headers.append((b"connection", b"close"))
         return headers
 
-    async def _ask_for_key(self, scope: Scope, receive: Receive, send: Send) -> None:
-        wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-        self._metrics.refused(wanted)
-        answer = problems.of(wanted)
-        by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])
+    def _key_wanted(self, headers: list[tuple[bytes, bytes]]) -> Response:
+        answer = self._refusal(KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"))
+        by_script = any(name == b"x-requested-with" for name, _ in headers)
         if not by_script:  # the page asks its user itself; offered Basic, the browser would first
             answer.headers.append("WWW-Authenticate", BASIC)
-        await answer(scope, receive, send)
+        return answer
 
-    async def _refuse(self, error: ServiceError, scope: Scope, receive: Receive, send: Send) -> None:
+    def _refusal(self, error: ServiceError) -> Response:
         self._metrics.refused(error)
-        await problems.of(error)(scope, receive, send)
+        return problems.of(error)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
         if self._key is None:
