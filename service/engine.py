@@ -87,18 +87,13 @@ class CapsNet:
         return drawings
 
     def warm_up(self, max_batch: int) -> None:
-        """Runs every batch size that CUDA pads to, up to the largest; on a CPU any other costs nothing the first time.
-
-        Twice: the first run of a size is slow, and in the second a CUDA graph is recorded.
-        """
-        sizes = sorted({min(bucket, max_batch) for bucket in BUCKETS} | {max_batch})
-        for _ in range(2):
-            for size in sizes:
-                blank = np.zeros((size, *self.manifest.image_shape), np.float32)
-                self.encoder.warm(blank)
-                self.perceive(blank, np.ones(size, bool))
-            for size in BUCKETS:  # drawings are asked for by the hundred
-                self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
+        """Runs what a first request would otherwise wait for."""
+        for size in self.device.rehearsal(max_batch):
+            blank = np.zeros((size, *self.manifest.image_shape), np.float32)
+            self.encoder.warm(blank)
+            self.perceive(blank, np.ones(size, bool))
+        for size in self.device.rehearsal(BUCKETS[-1]):  # drawings are asked for by the hundred
+            self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 Arrays = list[NDArray[Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes: CUDA pads to them, and all are warmed before the first request
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 # Seconds for one row on one thread below which more threads cost more in waiting for each other than they save, and take the
 # core that the event loop answers on.
 QUICK = 1e-3
@@ -58,6 +58,13 @@ class Device:
     provider: str
     open: Callable[[Path, GraphSpec, Manifest], Session]
     fell_back: bool = False  # to the CPU, with CUDA's package installed
+
+    def rehearsal(self, most: int) -> list[int]:
+        """Batch sizes to run before the first request, which would wait for what a first run does.
+
+        On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph. On a CPU the largest has it all.
+        """
+        return [most] if self.provider == CPU else sorted({min(bucket, most) for bucket in BUCKETS} | {most}) * 2
 
 
 def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
@@ -219,6 +226,7 @@ def _options(threads: int, cuda: bool) -> Any:
     options.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.enable_mem_pattern = cuda  # a plan of the memory for each batch size saves no time on a CPU, and holds its own block
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn what others need
     options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     if cuda:
