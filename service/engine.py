@@ -13,15 +13,17 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service import bundle
+from service import bundle, cuda
 from service.bundle import DECODER, ENCODER, Array, Bundle
 from service.errors import StartError
 from service.manifest import BundleError, Manifest, Variant
 from service.process import cpus
-from service.sessions import BUCKETS, CPU, Device, Session
+from service.runtime import CPU, Session
+from service.sessions import Device
 from service.settings import WantedVariant
 
 Labels = NDArray[np.int64]
+DRAWN_TOGETHER = cuda.BUCKETS[-1]  # at most: drawings are small beside encodings, and a sweep wants a hundred
 
 
 class Perception(NamedTuple):
@@ -92,7 +94,7 @@ class CapsNet:
             blank = np.zeros((size, *self.manifest.image_shape), np.float32)
             self.encoder.warm(blank)
             self.perceive(blank, np.ones(size, bool))
-        for size in self.device.rehearsal(BUCKETS[-1]):  # drawings are asked for by the hundred
+        for size in self.device.rehearsal(DRAWN_TOGETHER):
             self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
 
 

@@ -11,10 +11,9 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service import sessions
 from service.batcher import Batcher
 from service.bundle import Array
-from service.engine import CapsNet, Labels, Perception
+from service.engine import DRAWN_TOGETHER, CapsNet, Labels, Perception
 from service.errors import TurnedAway
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
@@ -58,7 +57,7 @@ class Served:
         )
         self._drawings = Batcher(
             self._drawn,
-            max_batch=sessions.BUCKETS[-1],  # drawings are small beside encodings, and a sweep wants a hundred at once
+            max_batch=DRAWN_TOGETHER,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
             observer=GraphObserver(metrics, name, "decoder", self.failed),
         )

@@ -13,7 +13,7 @@ import numpy as np
 import onnxruntime as ort
 import pytest
 
-from service import answer, bundle, engine, sessions
+from service import answer, bundle, cuda, engine, runtime, sessions
 from service.bundle import IMAGES, LENGTHS
 from service.engine import CapsNet, perturb
 from service.errors import StartError
@@ -67,7 +67,7 @@ def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
         assert said["label"] == said["objects"][0]["label"]
 
 
-@pytest.mark.parametrize("provider", [sessions.CPU, sessions.CUDA])
+@pytest.mark.parametrize("provider", [runtime.CPU, runtime.CUDA])
 def test_whatever_may_come_is_warm(provider: str, net: CapsNet) -> None:
     """On CUDA every size twice: the first run of each is slow, and in the second a CUDA graph is recorded."""
     sizes: dict[str, list[int]] = {"encoder": [], "decoder": []}
@@ -85,9 +85,9 @@ def test_whatever_may_come_is_warm(provider: str, net: CapsNet) -> None:
     device = replace(net.device, provider=provider)
     watched = replace(net, device=device, encoder=Watched("encoder"), decoder=Watched("decoder"))  # type: ignore[arg-type]
     watched.warm_up(max_batch=6)
-    on_cuda = provider == sessions.CUDA
+    on_cuda = provider == runtime.CUDA
     assert set(sizes["encoder"]) == ({1, 2, 4, 6} if on_cuda else {6})
-    assert set(sizes["decoder"]) >= (set(sessions.BUCKETS) if on_cuda else {64})
+    assert set(sizes["decoder"]) >= (set(cuda.BUCKETS) if on_cuda else {64})
     assert all(found.count(size) >= 2 for found in sizes.values() for size in found) or not on_cuda
 
 
@@ -168,29 +168,29 @@ def test_a_graph_that_onnx_runtime_does_not_open_is_a_broken_bundle(tmp_path: Pa
 
 
 def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
-    if sessions.CUDA in ort.get_available_providers():
+    if runtime.CUDA in ort.get_available_providers():
         pytest.skip("this is the CUDA package")
     probe = TINY / "encoder.onnx"
     with pytest.raises(StartError, match=r"no CUDAExecutionProvider.*capserve\[gpu\]"):
         sessions.device("cuda", probe=probe, **CPU)  # type: ignore[arg-type]
     caplog.set_level("INFO")
-    assert sessions.device("auto", probe=probe, **CPU).provider == sessions.CPU  # type: ignore[arg-type]
+    assert sessions.device("auto", probe=probe, **CPU).provider == runtime.CPU  # type: ignore[arg-type]
     assert "running on the CPU" in caplog.text
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The package has it, the machine has not: a real session is asked for and fails."""
-    if sessions.CUDA in ort.get_available_providers():
+    if runtime.CUDA in ort.get_available_providers():
         pytest.skip("this is the CUDA package")
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
     with pytest.raises(StartError, match=r"CUDA does not run encoder\.onnx"):
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
-    monkeypatch.setattr(sessions.ctypes, "CDLL", _without("libcublasLt.so.13"))
+    monkeypatch.setattr(cuda.ctypes, "CDLL", _without("libcublasLt.so.13"))
     with pytest.raises(StartError, match=r"libcublasLt\.so\.13 is missing, a part of CUDA"):
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
     device = sessions.device("auto", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
-    assert (device.provider, device.fell_back) == (sessions.CPU, True)
+    assert (device.provider, device.fell_back) == (runtime.CPU, True)
     assert "WARNING" in caplog.text
 
 
@@ -206,8 +206,8 @@ def _without(library: str) -> Callable[[str], None]:
 
 def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """ONNX Runtime has been seen to give a CPU session without an error."""
-    opened = ort.InferenceSession(TINY / "encoder.onnx", providers=[sessions.CPU])
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    opened = ort.InferenceSession(TINY / "encoder.onnx", providers=[runtime.CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
     monkeypatch.setattr(ort, "InferenceSession", lambda *_, **__: opened)
     with pytest.raises(StartError, match="CPUExecutionProvider did"):
         sessions.device("cuda", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
@@ -223,14 +223,14 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
             asked.append((options, providers))
 
         def get_providers(self) -> list[str]:
-            return [sessions.CUDA]
+            return [runtime.CUDA]
 
-    monkeypatch.setattr(ort, "get_available_providers", lambda: [sessions.CUDA, sessions.CPU])
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
     monkeypatch.setattr(ort, "InferenceSession", Opened)
     monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
     sessions.device("cuda", threads=5, cuda_memory=3, cuda_graphs=graphs, probe=TINY / "encoder.onnx")
     ((options, ((provider, settings),)),) = asked  # type: ignore[misc]
-    assert provider == sessions.CUDA
+    assert provider == runtime.CUDA
     assert settings == {
         "cudnn_conv_algo_search": "HEURISTIC",
         "arena_extend_strategy": "kSameAsRequested",
@@ -242,7 +242,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
 
 
 def test_threads_of_the_runtime_are_as_many_as_asked_for_and_do_not_spin() -> None:
-    options = sessions._options(threads=5, cuda=False)
+    options = runtime.options(threads=5)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
     assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
     assert options.get_session_config_entry("session.intra_op.allow_spinning") == "0"
@@ -250,13 +250,11 @@ def test_threads_of_the_runtime_are_as_many_as_asked_for_and_do_not_spin() -> No
 
 def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.MonkeyPatch, net: CapsNet) -> None:
     """The session for CUDA with its memory on the CPU: binding, padding and cutting are the same."""
-    monkeypatch.setattr(sessions.CudaSession, "memory", "cpu")
-    monkeypatch.setattr(sessions, "CUDA", sessions.CPU)
-    opened, plain = ort.InferenceSession, sessions._options
-    monkeypatch.setattr(sessions, "_options", lambda threads, cuda: plain(threads, cuda=False))
-    monkeypatch.setattr(ort, "InferenceSession", lambda path, options, **_: opened(path, options, providers=[sessions.CPU]))
-    made, options = bundle.read(TINY), {"enable_cuda_graph": 0}
-    decoder = sessions.CudaSession(made.decoder, bundle.DECODER, made.manifest, options)
+    monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
+    opened = ort.InferenceSession
+    monkeypatch.setattr(cuda, "open_session", lambda path, _: opened(path, runtime.options(1), providers=[runtime.CPU]))
+    made, settings = bundle.read(TINY), cuda.settings(memory=1, graphs=False)
+    decoder = cuda.CudaSession(made.decoder, bundle.DECODER, made.manifest, settings)
     random = np.random.default_rng(0)
     for count in (1, 3, 64, 1, 80):  # numpy() of memory on the CPU is no copy, so no bucket twice in a run
         poses, classes = random.uniform(-0.5, 0.5, (count, 6)).astype(np.float32), random.integers(0, 10, count)
@@ -282,7 +280,7 @@ def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest
     def watched(name: str, session: sessions.CpuSession) -> None:
         run = session.run
 
-        def wait_inside(*inputs: np.ndarray) -> sessions.Arrays:
+        def wait_inside(*inputs: np.ndarray) -> runtime.Arrays:
             used.append(name)
             if len(used) <= 2:
                 both_in.wait(10)

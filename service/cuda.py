@@ -1,0 +1,135 @@
+"""Graphs on CUDA, or the reason why not: which library is missing, what ONNX Runtime said."""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+import threading
+from collections.abc import Mapping
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import runtime
+from service.bundle import GraphSpec, TensorSpec
+from service.errors import StartError
+from service.manifest import Manifest
+from service.runtime import CUDA, DTYPES, Arrays, ort
+
+BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
+
+
+def settings(memory: int, graphs: bool) -> dict[str, Any]:
+    """Of the provider; `memory` in GiB."""
+    return {
+        "cudnn_conv_algo_search": "HEURISTIC",  # an exhaustive one costs seconds for each new shape
+        "arena_extend_strategy": "kSameAsRequested",
+        "do_copy_in_default_stream": 1,  # 0 is racy
+        "gpu_mem_limit": memory << 30,
+        "enable_cuda_graph": int(graphs),
+    }
+
+
+class CudaSession:
+    """Inputs and outputs stay at fixed places on the GPU, a set for each batch size, as CUDA graphs demand."""
+
+    memory = "cuda"
+    runners = 1
+
+    def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, settings: Mapping[str, Any]) -> None:
+        self._session = open_session(path, settings)
+        runtime.check(self._session, spec, manifest, path)
+        self._spec, self._manifest = spec, manifest
+        self._graphs = bool(settings["enable_cuda_graph"])
+        self._places: dict[int, _Place] = {}
+        self._lock = threading.Lock()  # one binding, one user at a time
+        self.nodes = runtime.nodes(self._session)
+
+    def warm(self, *inputs: NDArray[Any]) -> None:
+        self.run(*inputs)
+
+    def run(self, *inputs: NDArray[Any]) -> Arrays:
+        most, count = BUCKETS[-1], len(inputs[0])
+        parts = [self._run(*(each[first : first + most] for each in inputs)) for first in range(0, count, most)]
+        return parts[0] if len(parts) == 1 else [np.concatenate(column) for column in zip(*parts, strict=True)]
+
+    def _run(self, *inputs: NDArray[Any]) -> Arrays:
+        count = len(inputs[0])
+        size = next(bucket for bucket in BUCKETS if bucket >= count)
+        with self._lock:
+            place = self._places.get(size) or self._place(size)
+            for value, array in zip(place.inputs, inputs, strict=True):
+                padding = [(0, size - count)] + [(0, 0)] * (array.ndim - 1)
+                value.update_inplace(np.ascontiguousarray(np.pad(array, padding)))
+            self._session.run_with_iobinding(place.binding, place.options)
+            return [value.numpy()[:count] for value in place.outputs]
+
+    def _place(self, size: int) -> _Place:
+        binding, options = self._session.io_binding(), ort.RunOptions()
+        inputs = [self._allocate(tensor, size) for tensor in self._spec.inputs]
+        outputs = [self._allocate(tensor, size) for tensor in self._spec.outputs]
+        for tensor, value in zip(self._spec.inputs, inputs, strict=True):
+            binding.bind_ortvalue_input(tensor.name, value)
+        for tensor, value in zip(self._spec.outputs, outputs, strict=True):
+            binding.bind_ortvalue_output(tensor.name, value)
+        if self._graphs:
+            options.add_run_config_entry("gpu_graph_id", str(size))
+        place = self._places[size] = _Place(binding, options, inputs, outputs)
+        return place
+
+    def _allocate(self, tensor: TensorSpec, size: int) -> Any:
+        shape = [size if axis is None else axis for axis in tensor.shape(self._manifest)]
+        return ort.OrtValue.ortvalue_from_numpy(np.zeros(shape, DTYPES[tensor.dtype]), self.memory, 0)
+
+
+@dataclass(frozen=True)
+class _Place:
+    binding: Any
+    options: Any
+    inputs: list[Any]
+    outputs: list[Any]
+
+
+def open_session(path: Path, settings: Mapping[str, Any]) -> Any:
+    """ONNX Runtime's own session, every node of it on CUDA."""
+    options = runtime.options(threads=1)
+    options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
+    try:
+        session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
+    except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
+        text = str(error).strip().splitlines()[0]
+        raise StartError(f"CUDA does not run {path.name}: {_missing() or text}") from error
+    found = session.get_providers()[0]
+    if found != CUDA:  # what is available and what is used are different questions
+        raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")
+    return session
+
+
+def find() -> None:
+    if CUDA not in ort.get_available_providers():
+        raise StartError(
+            f"onnxruntime {ort.__version__} has no {CUDA}: this is the CPU package. `pip uninstall onnxruntime`, "
+            "then `pip install 'capserve[gpu]'`, or set CAPSERVE_DEVICE=cpu"
+        )
+    if hasattr(ort, "preload_dlls"):
+        with redirect_stdout(sys.stderr):  # where it says what it did not find
+            ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
+
+
+def _missing() -> str | None:
+    """The first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
+    for library in ("libcuda.so.1", Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
+        try:
+            ctypes.CDLL(str(library))
+        except OSError as error:
+            name, _, reason = str(error).partition(": ")
+            if "cannot open shared object" in reason:
+                part = (
+                    "the NVIDIA driver" if name == "libcuda.so.1" else "CUDA or cuDNN; `pip install 'capserve[gpu]'` brings them"
+                )
+                return f"{name} is missing, a part of {part}"
+    return None

@@ -1,0 +1,61 @@
+"""ONNX Runtime as it is used on every device: imported with its telemetry off, set up, and asked what it made of a graph."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service import bundle
+from service.bundle import GraphSpec
+from service.errors import StartError
+from service.manifest import Manifest
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
+try:
+    import onnxruntime
+except ModuleNotFoundError as error:
+    raise StartError("onnxruntime is not installed; `pip install 'capserve[cpu]'` brings it, or [gpu] with CUDA") from error
+
+ort = onnxruntime  # by way of here, so that nobody imports it before the setting above
+Arrays = list[NDArray[Any]]
+CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+DTYPES = {"float": np.float32, "int64": np.int64}
+
+
+class Session(Protocol):
+    nodes: Mapping[str, int]  # provider -> nodes of the graph it runs
+    runners: int  # how many threads had best call run() at once
+
+    def run(self, *inputs: NDArray[Any]) -> Arrays: ...
+    def warm(self, *inputs: NDArray[Any]) -> None: ...  # runs all that a later run() of this size may need
+
+
+def options(threads: int) -> Any:
+    """What holds on every device."""
+    found = ort.SessionOptions()
+    found.log_severity_level = 3  # errors; its warnings are for whoever made the graph
+    found.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
+    found.inter_op_num_threads = 1
+    found.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn what others need
+    found.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return found
+
+
+def check(session: Any, spec: GraphSpec, manifest: Manifest, path: Path) -> None:
+    bundle.check_signature(spec, manifest, session.get_inputs(), session.get_outputs(), path)
+
+
+def nodes(session: Any) -> Mapping[str, int]:
+    if not hasattr(session, "get_provider_graph_assignment_info"):  # before 1.24
+        return {}
+    counts: Counter[str] = Counter()
+    for part in session.get_provider_graph_assignment_info():
+        counts[part.ep_name] += len(part.get_nodes())
+    return counts
