@@ -46,8 +46,9 @@ def page(document: dict[str, Any], base: str, keyed: bool) -> str:
 <nav class="contents" aria-label="Endpoints">{_contents(groups)}</nav>
 <main>
 <h1>Reference</h1>
-<p>Every answer carries <code>X-Request-ID</code> and <code>Server-Timing</code>. Errors are problem+json
-(<a href="https://www.rfc-editor.org/rfc/rfc9457">RFC 9457</a>): <code>detail</code> says what to do.</p>
+<p>Every answer carries <code>X-Request-ID</code> and <code>Server-Timing</code>, a model's also
+<code>X-Execution-Provider</code>.
+Errors are problem+json (<a href="https://www.rfc-editor.org/rfc/rfc9457">RFC 9457</a>): <code>detail</code> says what to do.</p>
 {sections}
 </main>
 </body>

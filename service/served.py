@@ -62,6 +62,11 @@ class Served:
             observer=GraphObserver(metrics, name, "decoder", self.failed),
         )
 
+    @property
+    def provider(self) -> str:
+        """ONNX Runtime's name for what runs it."""
+        return self.net.device.provider
+
     def start(self) -> None:
         self._encodings.start()
         self._drawings.start()

@@ -36,6 +36,7 @@ class Visit:
     complete: float = field(default_factory=time.monotonic)  # when its body was here too: from then on it is we who take time
     stages: Stages = field(default_factory=dict)
     holds: int = 0  # bytes of its body
+    provider: str = ""  # of ONNX Runtime, that ran a model for it
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:
@@ -45,9 +46,13 @@ class Visit:
         finally:
             self.stages = added((self.stages, {name: time.monotonic() - started}))
 
+    def ran(self, stages: Stages, provider: str) -> None:
+        self.stages |= stages
+        self.provider = provider
+
     def server_timing(self) -> str:
-        """The stages, and all until now, in milliseconds."""
-        total = {"total": time.monotonic() - self.arrived}
+        """The stages, and all since its body was here, in milliseconds."""
+        total = {"total": time.monotonic() - self.complete}
         return ", ".join(f"{name};dur={seconds * 1e3:.3f}" for name, seconds in (self.stages | total).items())
 
 

@@ -140,7 +140,7 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
         found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
-        visit.stages |= found.stages
+        visit.ran(found.stages, served.provider)
         return await _answer(service, visit, inference, found.perception, names, small=len(sent) <= SMALL_BYTES)
 
 

@@ -76,7 +76,7 @@ def _summary(served: Served, default: bool) -> dict[str, Any]:
         "version": manifest.version,
         "default": default,
         "variant": served.net.variant,
-        "provider": served.net.device.provider,
+        "provider": served.provider,
         "classes": list(manifest.classes),
         "image_shape": list(manifest.image_shape),
         "pose_size": manifest.pose_size,

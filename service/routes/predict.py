@@ -112,7 +112,7 @@ async def _indexed(service: Service, served: Served, index: int, data: bytes, qu
 
 async def _judged(served: Served, pictures: Array, visit: Visit) -> Judged:
     found = await served.perceive(pictures, visit.complete)
-    visit.stages |= found.stages
+    visit.ran(found.stages, served.provider)
     return found
 
 

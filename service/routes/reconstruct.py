@@ -196,7 +196,7 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
     """(n, C, H, W)"""
     visit = visits.of(request.scope)
     drawings, stages = await served.draw(poses, classes, visit.complete)
-    visit.stages |= stages
+    visit.ran(stages, served.provider)
     return drawings
 
 

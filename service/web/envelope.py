@@ -78,6 +78,8 @@ class Envelope:
 
     def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", visit.id.encode()), (b"server-timing", visit.server_timing().encode())]
+        if visit.provider:
+            headers.append((b"x-execution-provider", visit.provider.encode()))
         if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
             headers.append((b"connection", b"close"))
         return headers

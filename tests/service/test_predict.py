@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from io import BytesIO
@@ -155,9 +156,22 @@ def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Clie
     stages = [part.partition(";dur=") for part in answer.headers["Server-Timing"].split(", ")]
     assert [name for name, _, _ in stages] == ["decode", "queue", "encode", "reconstruct", "total"]
     assert all(float(milliseconds) >= 0 for _, _, milliseconds in stages)
+    assert answer.headers["X-Execution-Provider"] == "CPUExecutionProvider"
     other = client.get("/models", headers={"X-Request-ID": "no spaces"})
     assert len(other.headers["X-Request-ID"]) == 16
     assert other.headers["Server-Timing"].startswith("total;dur=")
+    assert "X-Execution-Provider" not in other.headers
+
+
+def test_the_way_here_is_not_the_services_time(client: httpx.Client, seven: bytes) -> None:
+    def slowly() -> Iterator[bytes]:
+        yield seven[:100]
+        time.sleep(0.5)
+        yield seven[100:]
+
+    answer = client.post("/predict", content=slowly(), headers={"Content-Type": "image/png"})
+    assert answer.status_code == 200
+    assert float(answer.headers["Server-Timing"].rpartition("total;dur=")[2]) < 400
 
 
 def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], seven: bytes) -> None:
