@@ -22,8 +22,9 @@ def load() -> Digits:
     if not folder:
         pytest.skip("needs MNIST: set CAPSERVE_DATA to a folder with its four idx files")
     names = ("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
-    paths = [path for name in names for path in (Path(folder) / name, Path(folder) / f"{name}.gz") if path.exists()]
-    if len(paths) < len(names):
+    try:
+        paths = [next(path for path in (Path(folder) / name, Path(folder) / f"{name}.gz") if path.exists()) for name in names]
+    except StopIteration:
         pytest.skip(f"needs MNIST: no {' and '.join(names)} in $CAPSERVE_DATA")
-    pixels, labels = (gzip.decompress(path.read_bytes()) if path.suffix else path.read_bytes() for path in paths[:2])
+    pixels, labels = (gzip.decompress(path.read_bytes()) if path.suffix else path.read_bytes() for path in paths)
     return Digits(np.frombuffer(pixels, np.uint8, offset=16).reshape(-1, 28, 28), np.frombuffer(labels, np.uint8, offset=8))

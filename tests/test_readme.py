@@ -29,7 +29,6 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PLACE = "localhost:8000"
-LONGEST = 480  # characters of an output line that README shows; "..." stands for the rest
 
 
 class Step(NamedTuple):
@@ -73,16 +72,9 @@ def masked(output: str) -> str:
 
 
 def comparable(output: str, promised: str) -> list[tuple[str, str]]:
-    """Line by line what came and what README says, masked. Of a line that README cuts, what is before its last comma: the cut
-    may go through a number or a name, and commas end both."""
-    pairs = []
-    for line, wanted in zip_longest(output.split("\n"), promised.split("\n"), fillvalue=""):
-        found, expected = masked(line), masked(wanted)
-        if wanted.endswith("...") and len(wanted) == LONGEST + len("..."):
-            expected = masked(wanted[: wanted.rindex(",") + 1])
-            found = found[: len(expected)]
-        pairs.append((found, expected))
-    return pairs
+    """Line by line what came and what README says, masked."""
+    lines = zip_longest(output.split("\n"), promised.split("\n"), fillvalue="")
+    return [(masked(line), masked(wanted)) for line, wanted in lines]
 
 
 @pytest.mark.skipif(shutil.which("file") is None or shutil.which("curl") is None, reason="needs the programs `file` and `curl`")

@@ -72,7 +72,8 @@ class DataSet:
         count = len(self.train)
         if not 0 < held_out < count:
             raise DataError(
-                f"--validation must hold out between 1 and {count - 1} of the {count} training pictures, got {held_out}"
+                f"{self.folder}: expected to hold out between 1 and {count - 1} of the {count} training pictures "
+                f"(--validation of `captrain train`), got {held_out}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
         parts = {
@@ -129,7 +130,8 @@ def read_idx(content: bytes, magic: int, origin: Path) -> NDArray[np.uint8]:
         raise DataError(f"{origin}: {len(content)} bytes are too few for an idx header of {header}")
     found, *shape = struct.unpack(f">{1 + dimensions}I", content[:header])
     if found != magic:
-        raise DataError(f"{origin}: expected idx magic 0x{magic:08x}, found 0x{found:08x}")
+        what = f"{dimensions} dimensions of bytes" + (", grey pictures" if magic == IDX_IMAGES else "")
+        raise DataError(f"{origin}: expected idx magic 0x{magic:08x} ({what}), found 0x{found:08x}")
     size = int(np.prod(shape))
     if len(content) - header != size:
         raise DataError(f"{origin}: header promises {size} bytes ({'x'.join(map(str, shape))}), found {len(content) - header}")

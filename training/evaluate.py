@@ -5,7 +5,7 @@ The same counting serves torch networks, ONNX bundles, validation during trainin
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,6 +17,7 @@ from training.data import Digits
 from training.networks import Encoding, Network
 from training.pairs import Batch, Partners, arrangement
 
+AT_ONCE = 32  # pictures: a network that had to be trained in small batches has no room for many
 Z_95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
@@ -37,12 +38,18 @@ class TorchModel:
 
     def classify(self, images: Tensor) -> Encoding:
         with torch.inference_mode():
-            return Encoding(*(part.cpu() for part in self.network.encoder(images.to(self.device))))
+            return in_parts(lambda some: Encoding(*(part.cpu() for part in self.network.encoder(some.to(self.device)))), images)
 
     def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
         with torch.inference_mode():
             drawings: Tensor = self.network.decoder(poses.to(self.device), classes.to(self.device))
             return drawings.cpu()
+
+
+def in_parts(encode: Callable[[Tensor], Encoding], images: Tensor) -> Encoding:
+    """All of the pictures (n, C, H, W), a few at a time."""
+    parts = [encode(some) for some in images.split(AT_ONCE)]
+    return Encoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -108,16 +108,23 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     except TrainingError as error:
         say(f"what it knows of other seeds goes with the bundle that is replaced: {error}")
         return ()
-    pictures = before.training.data in (None, checkpoint.digest)
-    return before.metrics.other_seeds if pictures and not config.differences(checkpoint.config) else ()
+    others = before.metrics.other_seeds
+    if before.training.data not in (None, checkpoint.digest):
+        parted = ["other training pictures"]
+    else:
+        parted = config.differences(checkpoint.config)
+    if len(checkpoint.history) < checkpoint.config.training.all_epochs:
+        parted.append("a run that has not ended")
+    if others and parted:
+        say(f"what it knows of {len(others)} other seeds goes with the bundle that is replaced: {'; '.join(parted)}")
+    return () if parted else others
 
 
 def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> _Findings:
     """The graphs and the example into the folder, and what was found by running them."""
     config, settings = checkpoint.config, checkpoint.config.training
     learn, validation = data.split(settings.validation)
-    trained = _finite(checkpoint)
-    network = graphs.storable(aligned(trained, poses_of_objects(TorchModel(trained), _samples(validation, settings))))
+    network = graphs.storable(_turned(_finite(checkpoint), _samples(validation, settings), config, say))
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
@@ -129,6 +136,18 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     say(f"validation error: {', '.join(found)}")
     _write_example(models, torch.tensor(findings.usual.prototypes), folder)
     return findings
+
+
+def _turned(trained: Network, samples: Iterator[Batch], config: Config, say: Callable[[str], None]) -> Network:
+    """With pose axes that mean something, if turning them changes no answer: a routing of one's own may look at single axes."""
+    turned = aligned(trained, poses_of_objects(TorchModel(trained), samples))
+    images = torch.rand(PARITY_BATCHES[-1], *config.network.image_shape, generator=torch.Generator().manual_seed(0))
+    before, after = (TorchModel(network).classify(images).lengths for network in (trained, turned))
+    moved = float((before - after).abs().max())
+    if moved <= PARITY:
+        return turned
+    say(f"this routing looks at single axes of a pose (turned, lengths change by {moved:.2g}): they stay as they were learned")
+    return trained
 
 
 def _finite(checkpoint: Checkpoint) -> Network:
@@ -221,8 +240,8 @@ def measurement(evaluation: Evaluation) -> Measured:
 def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
     """Adds test figures to a bundle's manifest, its own and by seed those of others, beside what is known of yet others; its
     graphs, version and fingerprint stay."""
-    metrics = made.manifest.metrics
-    seeds = {each.seed: each for each in metrics.other_seeds}
+    metrics, count = made.manifest.metrics, measured["fp32"].count
+    seeds = {each.seed: each for each in metrics.other_seeds if each.test.count == count}  # else of other test pictures
     seeds |= {seed: OtherSeed(seed=seed, test=_rate(evaluation)) for seed, evaluation in others.items()}
     found = {
         "test": {variant: measurement(evaluation) for variant, evaluation in measured.items()},

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from service.manifest import References, Shares, Thresholds
-from training.evaluate import Model, draw, poses_of
+from training.evaluate import Model, draw, objects, poses_of
 from training.pairs import Batch
 
 LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
@@ -53,7 +53,7 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
-    drawing = draw(model, encoding.capsules, batch.labels)
+    drawing = draw(model, encoding.capsules, objects(encoding.lengths, count))  # of what it believes, as the service draws
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
     shortest, lead = ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count]
     return shortest, lead, errors, batch.labels, poses_of(encoding.capsules, batch.labels)

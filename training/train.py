@@ -102,10 +102,13 @@ class Run:
             began, seconds = time.perf_counter(), state.seconds
             self._epoch()
             state.seconds = seconds + time.perf_counter() - began
-            if state.step % self.steps_per_epoch == 0:
+            closed = state.step % self.steps_per_epoch == 0
+            if closed:
                 self._close_epoch()
             if self.place.leads:
                 self._save()
+                if closed:
+                    self._show(state.history[-1])
         self.place.wait()
 
     def _epoch(self) -> None:
@@ -173,7 +176,6 @@ class Run:
             "seconds": seconds,
         }
         state.history.append(row)
-        self._show(row)
         tqdm.write(
             f"epoch {row['epoch']}/{self.settings.all_epochs}  loss {row['loss']:.4f}  "
             f"training error {row['training_error']:.2f} %  validation error {row['validation_error']:.2f} %  "
@@ -183,9 +185,12 @@ class Run:
     def _show(self, row: dict[str, float]) -> None:
         """The same row for TensorBoard; a resumed run's file replaces what an earlier one wrote past the checkpoint."""
         epoch = int(row["epoch"])
-        with SummaryWriter(str(self.out / "tensorboard"), purge_step=epoch) as writer:
-            for key, value in row.items():
-                writer.add_scalar(key, value, epoch)
+        try:
+            with SummaryWriter(str(self.out / "tensorboard"), purge_step=epoch) as writer:
+                for key, value in row.items():
+                    writer.add_scalar(key, value, epoch)
+        except OSError as error:  # a full disk, say; the checkpoint is written, and holds this row too
+            tqdm.write(f"epoch {epoch} is not shown in TensorBoard: {error}")
 
     def _check(self, loss: float) -> None:
         if not math.isfinite(loss):

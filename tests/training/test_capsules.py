@@ -8,7 +8,8 @@ from torch.utils._pytree import tree_leaves
 
 from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash, lengths
 from training.config import CapsuleNet, Conv, Primary
-from training.errors import UnknownNameError
+from training.errors import SettingError, UnknownNameError
+from training.routing import ROUTINGS
 
 
 def class_capsules(inputs: int = 20, size: int = 8, *, shared: bool = False, routing: str = "dynamic") -> ClassCapsules:
@@ -52,8 +53,21 @@ def test_a_capsule_takes_neighbouring_channels() -> None:
 
 
 def test_without_a_convolution_capsules_are_as_many_as_the_stem_has_channels_for() -> None:
-    layer = PrimaryCapsules(128, Primary(kinds=8, size=8), "paper")
+    layer = PrimaryCapsules(128, Primary(kinds=16, size=8), "paper")
     assert layer(torch.zeros(2, 128, 3, 3)).shape == (2, 3 * 3 * 16, 8)
+
+
+@pytest.mark.parametrize(
+    ("primary", "message"),
+    [
+        (Primary(kinds=32, size=8), "expected 32 kinds x 8 = 256 of them, found 128"),
+        (Primary(kinds=10, size=12), "expected 10 kinds x 12 = 120 of them, found 128"),  # a capsule would lie in two places
+        (Primary(kinds=24, size=8, kernel=9, depthwise=True), "192 to be a multiple of the stem's 128"),
+    ],
+)
+def test_capsules_that_the_stem_has_no_channels_for_are_refused(primary: Primary, message: str) -> None:
+    with pytest.raises(SettingError, match=message):
+        PrimaryCapsules(128, primary, "paper")
 
 
 @pytest.mark.parametrize("shared", [False, True])
@@ -89,7 +103,7 @@ def test_votes_stay_in_float32_under_autocast() -> None:
 
 
 def test_unknown_names_list_the_valid_ones() -> None:
-    with pytest.raises(UnknownNameError, match="unknown routing 'em'; choose one of: agreement, dynamic"):
-        class_capsules(routing="em")
+    with pytest.raises(UnknownNameError, match="unknown routing 'nonsense'; choose one of: " + ", ".join(sorted(ROUTINGS))):
+        class_capsules(routing="nonsense")
     with pytest.raises(UnknownNameError, match="unknown squash 'flat'; choose one of: half, paper"):
         Squash("flat")

@@ -234,8 +234,8 @@ def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
     [
         (["train", "--preset", "papier", "--out", "x"], "unknown preset 'papier'; choose one of: baseline, compact"),
         (
-            ["train", "--preset", "tiny", "--routing", "em", "--out", "x"],
-            "unknown routing 'em'; choose one of: agreement, dynamic",
+            ["train", "--preset", "tiny", "--routing", "nonsense", "--out", "x"],
+            "unknown routing 'nonsense'; choose one of: " + ", ".join(sorted(ROUTINGS)),
         ),
         (["train", "--preset", "pooled", "--routing", "dynamic", "--out", "x"], "preset pooled has no routing"),
         (["train", "--preset", "tiny", "--out", "x", "--batch-size", "0"], "batch-size must be from 1 to 1e+06, got 0"),

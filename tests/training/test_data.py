@@ -67,8 +67,9 @@ def test_the_real_mnist_is_recognised(mnist: DataSet) -> None:
 
 def test_a_wrong_magic_names_the_file_and_both_numbers(copy: Path) -> None:
     (copy / f"{FILES[0]}.gz").write_bytes((copy / f"{FILES[1]}.gz").read_bytes())
-    with pytest.raises(DataError, match=rf"{FILES[0]}.gz: expected idx magic 0x00000803, found 0x00000801"):
+    with pytest.raises(DataError, match=r"0x00000803 \(3 dimensions of bytes, grey pictures\), found 0x00000801") as raised:
         load("folder", copy)
+    assert f"{FILES[0]}.gz" in str(raised.value)
 
 
 @pytest.mark.parametrize("kept", [0, 10, 5_000])
@@ -170,7 +171,7 @@ def test_a_missing_file_is_named(copy: Path) -> None:
 
 
 def test_an_unknown_set_lists_the_known_ones() -> None:
-    with pytest.raises(UnknownNameError, match="choose one of: fashion, folder, kmnist, mnist"):
+    with pytest.raises(UnknownNameError, match="choose one of: " + ", ".join(sorted(SOURCES))):
         load("cifar")
 
 
@@ -217,7 +218,7 @@ def test_a_download_with_another_checksum_is_not_kept(
 
 @pytest.mark.parametrize("held_out", [0, 400, 1_000])
 def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> None:
-    with pytest.raises(DataError, match=f"between 1 and 399 of the 400 training pictures, got {held_out}"):
+    with pytest.raises(DataError, match=rf"between 1 and 399 of the 400 training pictures .*, got {held_out}"):
         data.split(held_out)
 
 

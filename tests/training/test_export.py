@@ -23,8 +23,8 @@ from training.config import PRESETS, CapsuleNet, Config, PlainNet
 from training.data import DataSet
 from training.devices import Place
 from training.errors import ExportError
-from training.evaluate import TorchModel
-from training.export import PARITY, export, parity, write_graphs
+from training.evaluate import TorchModel, evaluate, fixed_batches
+from training.export import PARITY, export, parity, record_test, write_graphs
 from training.networks import Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
@@ -265,6 +265,59 @@ def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     made = export(finished, data, folder, quantised=False, say=said.append)
     assert Config.from_dict(made.manifest.config) == finished.config
     assert said[0].startswith("what it knows of other seeds goes with the bundle that is replaced: not a config of this version")
+
+
+def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
+    """A copy of the bundle that knows the errors of another seed, on so many pictures."""
+    shutil.copytree(shapes.folder, folder)
+    manifest = json.loads((folder / MANIFEST).read_text())
+    rate = {"errors": 3, "count": count, "percent": 300 / count, "low": 0.1, "high": 13.7}
+    manifest["metrics"]["other_seeds"] = [{"seed": 7, "test": rate}]
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    return folder
+
+
+def test_other_seeds_of_a_bundle_go_with_it_when_the_next_is_of_another_training(
+    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+) -> None:
+    longer = replace(finished.config, training=replace(finished.config.training, learning_rate=0.02))
+    for number, (run, why) in enumerate(
+        [
+            (replace(finished, history=finished.history[:2]), "a run that has not ended"),
+            (replace(finished, config=longer), "training.learning_rate: 0.01 against 0.02"),
+        ]
+    ):
+        folder, said = knowing(60, shapes, tmp_path / str(number) / "shapes"), list[str]()
+        assert export(run, data, folder, quantised=False, say=said.append).manifest.metrics.other_seeds == ()
+        assert f"what it knows of 1 other seeds goes with the bundle that is replaced: {why}" in said
+
+
+@pytest.mark.parametrize(("count", "kept"), [(60, 1), (600, 0)])
+def test_other_seeds_stay_beside_new_test_figures_where_they_are_of_as_many_pictures(
+    count: int, kept: int, finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+) -> None:
+    made = bundle.read(knowing(count, shapes, tmp_path / "shapes"))
+    model = OnnxModel(made.encoder("fp32"), made.decoder)
+    record_test(made, {"fp32": evaluate(model, fixed_batches(data.test, "none"), len(data.classes))}, {})
+    assert len(bundle.read(made.folder).manifest.metrics.other_seeds) == kept
+
+
+def test_a_routing_that_looks_at_single_axes_is_exported_as_it_was_learned(
+    finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def by_axes(votes: torch.Tensor, iterations: int, squash: nn.Module) -> torch.Tensor:
+        sums = votes.mean(dim=2)
+        return squash(sums * sums.abs())  # type: ignore[no-any-return]
+
+    monkeypatch.setitem(ROUTINGS, "axes", by_axes)  # type: ignore[arg-type]
+    assert isinstance(finished.config.network, CapsuleNet)
+    run = replace(finished, config=replace(finished.config, network=replace(finished.config.network, routing="axes")))
+    said: list[str] = []
+    made = export(run, data, tmp_path / "axes", quantised=False, say=said.append)
+    assert any("this routing looks at single axes" in line for line in said)
+    images = torch.rand(20, *made.manifest.image_shape)
+    learned = TorchModel(graphs.storable(run.restored())).classify(images)
+    torch.testing.assert_close(OnnxModel(made.encoder("fp32"), made.decoder).classify(images), learned, atol=PARITY, rtol=0)
 
 
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:

@@ -12,8 +12,8 @@ from training.networks import CapsuleEncoder, Encoding, Network, parameters
 def test_every_preset_encodes_and_draws(name: str) -> None:
     config = PRESETS[name].network
     encoding, drawings = Network(config)(torch.rand(3, *config.image_shape), torch.tensor([[0], [5], [9]]))
-    assert encoding.lengths.shape == (3, 10)
-    assert encoding.capsules.shape == (3, 10, config.pose_size)
+    assert encoding.lengths.shape == (3, config.classes)
+    assert encoding.capsules.shape == (3, config.classes, config.pose_size)
     assert (encoding.lengths >= 0).all()
     assert (encoding.lengths <= 1).all()
     assert drawings.shape == (3, 1, *config.image_shape)

@@ -4,7 +4,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from training.capsules import PrimaryCapsules
-from training.config import PRESETS, CapsuleNet, Primary
+from training.config import PRESETS, Primary
 from training.networks import Network
 from training.spectral import SpectralConv2d, convolve, points
 
@@ -64,11 +64,12 @@ def test_pictures_that_are_not_square_too_small_or_too_large_are_convolved_direc
     assert not used
 
 
-@pytest.mark.parametrize("name", [name for name, config in PRESETS.items() if isinstance(config.network, CapsuleNet)])
-def test_only_paper_has_kernels_so_large(name: str, used: list[bool]) -> None:
+@pytest.mark.parametrize(("name", "pays"), [("paper", True), ("compact", False), ("compact16", False)])
+def test_of_large_kernels_those_that_see_all_channels_pay(name: str, pays: bool, used: list[bool]) -> None:
+    """`compact16` has 9x9 kernels too, but for one channel each."""
     network = Network(PRESETS[name].network)
     network(torch.rand(2, *PRESETS[name].network.image_shape), torch.tensor([[0], [1]]))
-    assert bool(used) == (name == "paper")
+    assert bool(used) == pays
 
 
 def test_its_weights_are_those_of_any_convolution() -> None:

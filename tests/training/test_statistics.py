@@ -48,6 +48,16 @@ def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
     assert found.thresholds.reconstruction_errors["a"]["99"] == pytest.approx(0.09, abs=1e-4)
 
 
+def test_errors_are_of_what_the_network_believes_even_where_it_is_wrong() -> None:
+    class Greys(Told):
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            return classes[:, None, None, None].expand(-1, 1, 2, 2).float()  # black for a, white for b
+
+    lengths = torch.tensor([[0.9, 0.1], [0.9, 0.1]])  # an a, and a b that it takes for one
+    found = usual(Greys(lengths, torch.zeros(2, 2, 3)), [batch([0, 1])], CLASSES)
+    assert [found.thresholds.reconstruction_errors[name]["50"] for name in CLASSES] == [0.0, 0.0]
+
+
 def test_histograms_are_shares_of_all_pictures() -> None:
     lengths = torch.tensor([[0.92, 0.0], [0.93, 0.0], [0.1, 0.47], [0.2, 0.48]])
     found = usual(Told(lengths, torch.zeros(4, 2, 3), grey=1.0), [batch([0, 0, 1, 1])], CLASSES)
