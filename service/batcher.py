@@ -88,7 +88,7 @@ class Batcher:
         self._answered_all = asyncio.Event()
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._runners = [threading.Thread(target=self._work, args=(n,), name=f"runner-{n}", daemon=True) for n in range(runners)]
+        self._runners = runners
         self._at_work: list[tuple[float, _Batch] | None] = [None] * runners  # since when on what; each runner writes its own
 
     @property
@@ -98,8 +98,8 @@ class Batcher:
 
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
-        for runner in self._runners:
-            runner.start()
+        for number in range(self._runners):
+            threading.Thread(target=self._work, args=(number,), name=f"runner-{number}", daemon=True).start()
 
     async def submit(self, *inputs: Array, deadline: float = math.inf) -> Answer:
         """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
@@ -135,8 +135,10 @@ class Batcher:
         except TimeoutError:
             return False
         finally:
-            for _ in self._runners:
+            for _ in range(self._runners):
                 self._arrivals.put(None)
+        # They hold whoever holds us, and with it a model: out of that circle it goes at once, not when garbage is collected.
+        self._run = self._observer = None  # type: ignore[assignment]
         return True
 
     def drop_overdue(self, hanging: float) -> bool:
@@ -199,6 +201,7 @@ class Batcher:
                 self._loop.call_soon_threadsafe(self._deliver, batch, outputs, stages, error, started, finished)
             except RuntimeError:  # the loop has closed: nobody is left to tell
                 return
+            del error  # it holds this frame
 
     def _next_batch(self) -> _Batch | None:
         """Waits for a first request, then takes its share of all that are there, passing over those in vain."""
@@ -222,7 +225,7 @@ class Batcher:
 
     def _share(self) -> int:
         """Images: as many as each runner would get of what waits, rounded up, and never more than a batch may hold."""
-        return min(self._max_batch, -(-self.queued // len(self._runners)))
+        return min(self._max_batch, -(-self.queued // self._runners))
 
     def _collect(self, wait: bool) -> bool:
         """Moves arrivals to where they wait, if it is to wait the first of them too. False: this runner stops."""
@@ -276,4 +279,9 @@ def _stacked(requests: list[_Request]) -> Arrays:
 def _joined(parts: Sequence[Answer]) -> Answer:
     """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
     outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
-    return Answer(outputs, {**added(part.stages for part in parts), "queue": parts[0].stages["queue"]})
+    ran = added(part.stages for part in parts)
+    del ran["queue"]
+    queue = parts[0].stages["queue"]
+    passed = max(sum(part.stages.values()) for part in parts) - queue
+    share = min(1.0, passed / (sum(ran.values()) or 1.0))  # less than all where parts ran side by side
+    return Answer(outputs, {"queue": queue, **{stage: seconds * share for stage, seconds in ran.items()}})

@@ -210,7 +210,7 @@ def _check_whole(path: Path) -> None:
     """A graph may name other files for its weights, anywhere on the disk; no checksum would cover those."""
     try:
         whole = graphfile.holds_its_weights(path.read_bytes())
-    except ValueError as error:
+    except (OSError, ValueError) as error:
         raise BundleError(f"{path}: expected an ONNX graph, found {error}") from error
     if not whole:
         raise BundleError(f"{path}: expected all weights in this file, found some in another; export it without external data")

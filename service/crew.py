@@ -1,7 +1,7 @@
 """A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Nobody waits longer than a request's deadline. A job that nobody waits for is not begun; one at work cannot be stopped, but
-its thread keeps no process from ending.
+Nobody waits longer than a request's deadline, but for what has been computed to be written. A job that nobody waits for is not
+begun; one at work cannot be stopped, but its thread keeps no process from ending.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Crew:
         self._most, self._deadline = most, deadline
         self._jobs = 0
 
-    async def do(self, job: Callable[[], T], complete: float) -> T:
-        """The job's result; `complete` is the time.monotonic() at which the whole request was here."""
+    async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
+        """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
         if self._jobs >= self._most:
             raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After", "crew")
         if not self._threads[0].ident:
@@ -38,7 +38,7 @@ class Crew:
         errand = _Errand(job, asyncio.get_running_loop())
         self._jobs += 1
         try:
-            async with asyncio.timeout(complete + self._deadline - time.monotonic()):
+            async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
                 await asyncio.sleep(0)  # a deadline that is over already comes to pass here
                 self._errands.put(errand)
                 result: T = await errand.answer

@@ -22,6 +22,10 @@ from service.runtime import CUDA, DTYPES, Arrays, ort
 
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
+# While ONNX Runtime records a CUDA graph in one thread, what others ask of CUDA fails: memory, copies, waiting. So one thread
+# has its turn at a time, whatever its session; a binding wants one user at a time anyway.
+alone = threading.Lock()
+
 
 def settings(memory: int, graphs: bool) -> dict[str, Any]:
     """Of the provider; `memory` in GiB."""
@@ -46,7 +50,6 @@ class CudaSession:
         self._spec, self._manifest = spec, manifest
         self._graphs = bool(settings["enable_cuda_graph"])
         self._places: dict[int, _Place] = {}
-        self._lock = threading.Lock()  # one binding, one user at a time
         self.nodes = runtime.nodes(self._session)
 
     def warm(self, *inputs: NDArray[Any]) -> None:
@@ -60,7 +63,7 @@ class CudaSession:
     def _run(self, *inputs: NDArray[Any]) -> Arrays:
         count = len(inputs[0])
         size = next(bucket for bucket in BUCKETS if bucket >= count)
-        with self._lock:
+        with alone:
             place = self._places.get(size) or self._place(size)
             for value, array in zip(place.inputs, inputs, strict=True):
                 padding = [(0, size - count)] + [(0, 0)] * (array.ndim - 1)
@@ -99,7 +102,8 @@ def open_session(path: Path, settings: Mapping[str, Any]) -> Any:
     options = runtime.options(threads=1)
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
+        with alone:
+            session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
         text = str(error).strip().splitlines()[0]
         raise StartError(f"CUDA does not run {path.name}: {_missing() or text}") from error

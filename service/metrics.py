@@ -76,7 +76,9 @@ class Metrics:
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")
 
         self.batch_images = histogram("batch_images", "Images that ran together.", "model", "graph", buckets=IMAGES)
-        self.batch_seconds = histogram("batch_duration_seconds", "What a batch took to run.", "model", "graph")
+        self.batch_seconds = histogram(
+            "batch_duration_seconds", "What a batch took to run; an encoder's, with the drawing of what it saw.", "model", "graph"
+        )
         self.queue_images = gauge("queue_images", "Images that wait for a model.", "model", "graph", across="livesum")
         self.queue_limit = gauge(
             "queue_limit_images", "Images that may wait for a model; more are turned away.", "model", "graph", across="livesum"

@@ -40,7 +40,8 @@ class Device:
     def rehearsal(self, most: int) -> list[int]:
         """Batch sizes to run before the first request, which would wait for what a first run does.
 
-        On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph. On a CPU the largest has it all.
+        On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It is for this thread
+        alone; a runner records its own at its first runs of each size. On a CPU the largest has it all.
         """
         return [most] if self.provider == CPU else sorted({min(bucket, most) for bucket in cuda.BUCKETS} | {most}) * 2
 

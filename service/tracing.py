@@ -1,7 +1,7 @@
 """Requests as OpenTelemetry spans, a child for each stage; continues the caller's trace (W3C traceparent).
 
 Needs the extra `capserve[otel]`, and is asked for with CAPSERVE_TRACES. Spans are made when a request is over, so that one
-that is not traced pays nothing; stages follow each other, and so they are laid end to end.
+that is not traced pays nothing; stages follow each other, and so they are laid end to end from when the body was here.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Tracing:
             start_time=begin,
         )
         inside = set_span_in_context(span)
+        begin += round((visit.complete - visit.arrived) * NANOSECONDS)
         for stage, taken in visit.stages.items():
             child = self._tracer.start_span(stage, context=inside, start_time=begin)
             begin += round(taken * NANOSECONDS)

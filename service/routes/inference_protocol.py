@@ -20,7 +20,6 @@ from service.routes.direct import RESPONSES, Bare
 from service.served import Served
 from service.state import Service
 from service.tensors import Inference, Port
-from service.visits import Visit
 from service.web import body, departure
 
 HEADER_SIZE = "Inference-Header-Content-Length"
@@ -141,16 +140,14 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             images = _pictures(inference.inputs[IMAGES.name])
         found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
         visit.ran(found.stages, served.provider)
-        return await _answer(service, visit, inference, found.perception, names, small=len(sent) <= SMALL_BYTES)
+        return await _answer(service, inference, found.perception, names, small=len(sent) <= SMALL_BYTES)
 
 
-async def _answer(
-    service: Service, visit: Visit, inference: Inference, perception: Perception, names: dict[str, str], small: bool
-) -> Response:
+async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str], small: bool) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
-    content, json_size = write() if small else await service.crew.do(write, visit.complete)
+    content, json_size = write() if small else await service.crew.do(write)
     if json_size is None:
         return Response(content, media_type="application/json")
     return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")

@@ -65,7 +65,7 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
         drawings = await _drawn(request, served, poses, classes)
         if form == AS_PIXELS:
             return _pixels(served.manifest, classes, drawings)
-        return await _png(request, service, drawings[None], query.size)
+        return await _png(service, drawings[None], query.size)
 
     return await _unless_known(request, served, form, draw)
 
@@ -88,9 +88,9 @@ async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Resp
         poses = np.stack([perturb(subject.values, [dim], [delta]) for dim in dims for delta in deltas])
         drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label))
         rows = drawings.reshape(len(dims), query.steps, *drawings.shape[1:])
-        return await _png(request, service, rows, query.size, _names(dims, served.manifest) if query.names else ())
+        return await _png(service, rows, query.size, _names(dims, served.manifest) if query.names else ())
 
-    return await _unless_known(request, served, form, draw)
+    return await _unless_known(request, served, form, draw, named=query.names)
 
 
 @router.get("/morph", response_class=Response, responses=PNG)
@@ -107,7 +107,7 @@ async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Resp
         drawings = await _drawn(request, served, np.concatenate([poses, poses]), classes)
         share = share[:, :, None, None]
         strip = (1 - share) * drawings[: query.steps] + share * drawings[query.steps :]
-        return await _png(request, service, strip[None], query.size)
+        return await _png(service, strip[None], query.size)
 
     return await _unless_known(request, served, form, draw)
 
@@ -128,12 +128,15 @@ def _form(request: Request, *offers: str) -> str:
     return form
 
 
-async def _unless_known(request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]]) -> Response:
+async def _unless_known(
+    request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]], named: bool = False
+) -> Response:
     """304 when the client's copy is of this URL, form and model, else the drawing with its ETag."""
     etag = _etag(request, served, form)
-    # A token names its graphs; what a class's prototype is, and so what it has to do with a pose, may be new after a reload.
+    # A token names its graphs; what a class's prototype is, and so what it has to do with a pose, may be new after a reload, as
+    # may what a dimension is called.
     asked = request.query_params.keys()
-    lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked else "no-cache"
+    lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked and not named else "no-cache"
     known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, {lasts}", "Vary": "Accept"}
     if headers.knows(request.headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers=known)
@@ -200,11 +203,11 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
     return drawings
 
 
-async def _png(request: Request, service: Service, rows: Array, size: int, names: Sequence[str] = ()) -> Response:
+async def _png(service: Service, rows: Array, size: int, names: Sequence[str] = ()) -> Response:
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
     small = rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
-    return Response(write() if small else await service.crew.do(write, visits.of(request.scope).complete), media_type=AS_PNG)
+    return Response(write() if small else await service.crew.do(write), media_type=AS_PNG)
 
 
 def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:

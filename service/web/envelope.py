@@ -54,6 +54,8 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] += self._headers(visit)
+                self._bodies.release(visit.holds)  # now: sending lasts as long as the client likes
+                visit.holds = 0
             await send(message)
 
         try:
@@ -74,7 +76,7 @@ class Envelope:
             )
         finally:
             self._bodies.release(visit.holds)
-            self._close(method, scope, visit, status or CLIENT_LEFT)
+            self._close(method, scope, visit, scope.get(REFUSED) or status or CLIENT_LEFT)
 
     def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:
         headers = [(b"x-request-id", visit.id.encode()), (b"server-timing", visit.server_timing().encode())]
@@ -104,7 +106,7 @@ class Envelope:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
         seconds = time.monotonic() - visit.arrived
         self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # not what the way here took
-        if status == CLIENT_LEFT and REFUSED not in scope:
+        if status == CLIENT_LEFT:
             self._metrics.left()
         if self._tracing is not None:
             self._tracing.visited(f"{method} {route}", scope["headers"], visit, status, seconds)

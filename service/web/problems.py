@@ -14,7 +14,7 @@ from service.errors import ServiceError
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
-REFUSED = "capserve.refused"  # in the scope of a request that the connection itself refused, and counted
+REFUSED = "capserve.refused"  # in the scope of a request that the connection itself refused, and counted: the status it gave
 
 
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:

@@ -1,6 +1,7 @@
 """HTTP/1.1 on one connection, where uvicorn's own has no bounds: how large a request's head may be, and how long it may take.
 
-An offer to speak another protocol (h2c, websocket) is passed over, as RFC 9110 7.8 allows: the request itself is answered.
+Nor has it a bound to how long an answer may lie unread. An offer to speak another protocol (h2c, websocket) is passed over, as
+RFC 9110 7.8 allows: the request itself is answered.
 """
 
 from __future__ import annotations
@@ -25,13 +26,15 @@ LINGER = 1.0  # seconds in which a client that still sends may read why it was r
 
 class Protocol(HttpToolsProtocol):
     def __init__(self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], **own: Any) -> None:
-        """`patience` is the seconds that a head may take; `count` is told what is refused here, before the app sees it."""
+        """`patience` is the seconds that a head may take, and in which some of an answer must be read; `count` is told what is
+        refused here, where the app does not see it."""
         super().__init__(*uvicorns, **own)
         self.parser = self._new_parser()
         self._patience, self._count = patience, count
         self._head = 0  # bytes since a head was complete, or a part of a body was there
         self._in_head = False
         self._timer: TimerHandle | None = None
+        self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
         self._refused = False
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -40,6 +43,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
+        self.resume_writing()  # nobody is expected to read any more
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -86,11 +90,16 @@ class Protocol(HttpToolsProtocol):
         self._unset_keepalive_if_required()  # not by mere line ends, with which a client could keep us for ever
         super().on_message_begin()
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        if self._in_head:  # else it is a trailer, which uvicorn would add to the headers of a request that is under way
+            super().on_header(name, value)
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return self._pass_over_offer()
         self._in_head, self._head = False, 0
         self._forget_timer()
+        self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
@@ -108,6 +117,30 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._head = 0
             super().on_message_complete()
+
+    # Answers that nobody reads
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._expect_reader()
+
+    def resume_writing(self) -> None:
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        super().resume_writing()
+
+    def _expect_reader(self) -> None:
+        self._unread = self.loop.call_later(self._patience, self._check_reader, self.transport.get_write_buffer_size())
+
+    def _check_reader(self, before: int) -> None:
+        """However slow a client is, it may go on; but one that reads nothing would have us keep its answers for ever."""
+        if self.transport.get_write_buffer_size() < before:
+            return self._expect_reader()
+        error = TooSlow(f"nothing of an answer was read for {self._patience:g} seconds; read it faster")
+        logger.info("cut off: %s", error.detail)
+        self._count(error)
+        self.transport.abort()
 
     # Heads that are too slow, and what is refused
 
@@ -130,7 +163,7 @@ class Protocol(HttpToolsProtocol):
         if cycle is None or cycle.response_complete:
             self._answer(error)
         elif cycle.more_body and not cycle.response_started and not self.pipeline:  # it is this one's body that is wrong
-            cycle.scope[REFUSED] = True  # type: ignore[literal-required]
+            cycle.scope[REFUSED] = error.status  # type: ignore[literal-required]
             cycle.disconnected = True
             cycle.message_event.set()
             self._answer(error)

@@ -1,9 +1,12 @@
 """Batching with a gate instead of a model: the tests decide when a run ends."""
 
 import asyncio
+import gc
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -138,8 +141,28 @@ async def test_more_than_a_batch_is_split_and_joined():
     answer = await house.batcher.submit(images)
     np.testing.assert_array_equal(answer.outputs[0], images * 2)
     assert house.watcher.batches == [4, 4, 3]
-    assert answer.stages["encode"] == 1.5  # of all three; it waited for the first of them alone
     assert 0 < answer.stages["queue"] < 5
+
+
+def run_for_50_ms(images):
+    time.sleep(0.05)
+    return (images,), {"encode": 0.03, "reconstruct": 0.02}
+
+
+@pytest.mark.parametrize("runners", [1, 4])
+def test_stages_of_what_was_split_are_no_longer_than_it_took(runners: int):
+    """One after the other they add up; side by side they are not time that passed for each."""
+
+    async def split() -> None:
+        house = House(run_for_50_ms, runners=runners)
+        began = time.monotonic()
+        answer = await house.send(16)
+        assert sum(answer.stages.values()) <= time.monotonic() - began
+        assert answer.stages["encode"] == pytest.approx(1.5 * answer.stages["reconstruct"])
+        assert answer.stages["encode"] == pytest.approx(0.12) or runners > 1
+        assert await house.batcher.drain(1)
+
+    asyncio.run(asyncio.wait_for(split(), 20))
 
 
 @scenario
@@ -275,6 +298,45 @@ async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
     assert await draining
     assert all(task.done() and not task.exception() for task in (first, *waiting))
     await until_soon(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.mark.parametrize("fault", [None, "a fault, which holds the frames that it came through"])
+@pytest.mark.parametrize("started", [True, False])
+def test_whose_batcher_is_drained_goes_at_once(started: bool, fault: str | None):
+    """And not when garbage is collected: it has a model in memory."""
+
+    class Owner(Watcher):
+        def __init__(self) -> None:
+            super().__init__()
+            self.batcher = Batcher(self.run, max_batch=1, max_queue=1, observer=self)
+
+        def run(self, images):
+            if fault:
+                raise RuntimeError(fault)
+            return (images,), {}
+
+        def failed(self, error):
+            pass
+
+    async def leave() -> weakref.ref[Owner]:
+        owner = Owner()
+        if started:
+            owner.batcher.start()
+            with suppress(Broken):
+                await owner.batcher.submit(pictures(1))
+        assert await owner.batcher.drain(1)
+        assert await owner.batcher.drain(1)
+        return weakref.ref(owner)
+
+    async def gone() -> None:
+        left = await leave()
+        await until_soon(lambda: left() is None, seconds=2)
+
+    gc.disable()
+    try:
+        asyncio.run(gone())
+    finally:
+        gc.enable()
 
 
 @scenario

@@ -70,6 +70,18 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
         bundle.read(copy)
 
 
+def test_a_graph_that_can_no_longer_be_read_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replaced, say, since its checksum was taken."""
+    read = Path.read_bytes
+
+    def fail(path: Path) -> bytes:
+        return read(path.with_name("gone") if path.suffix == ".onnx" else path)
+
+    monkeypatch.setattr(Path, "read_bytes", fail)
+    with pytest.raises(BundleError, match=r"coder\.onnx: expected .*, found .*No such file"):
+        bundle.read(copy)
+
+
 def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"no bundle there: expected a readable manifest\.json, found No such file"):
         bundle.read(tmp_path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import pkgutil
 import threading
 import time
 
@@ -13,7 +14,7 @@ from service.crew import Crew
 from service.engine import CapsNet
 from service.errors import Busy, TooLate, Unprocessable
 from service.state import Service
-from tests.service.conftest import settings
+from tests.service.conftest import serving, settings
 
 
 def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
@@ -55,6 +56,27 @@ def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
 
     asyncio.run(wait_in_vain())
     assert begun == []
+
+
+@pytest.mark.parametrize("at_work", ["service.images.sheet", "service.tensors.write"])
+def test_what_has_been_computed_is_written_past_the_deadline(
+    at_work: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which is for the computation to begin; the model would have worked in vain."""
+    write = pkgutil.resolve_name(at_work)
+
+    def slowly(*values: object) -> object:
+        time.sleep(1.0)
+        return write(*values)
+
+    monkeypatch.setattr(at_work, slowly)
+    images = {"name": "images", "shape": [30, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 30 * 784}
+    with serving(settings(deadline=0.8), nets) as client:
+        if "sheet" in at_work:
+            answer = client.get("/reconstruct/sweep?label=5")
+        else:
+            answer = client.post("/v2/models/tiny/infer", json={"inputs": [images]})
+    assert answer.status_code == 200, answer.text
 
 
 def test_a_job_at_work_ends_with_its_request_too() -> None:

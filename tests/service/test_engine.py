@@ -4,6 +4,7 @@ import os
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -220,6 +221,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
 
     class Opened:
         def __init__(self, path: Path, options: ort.SessionOptions, providers: list[object], enable_fallback: int) -> None:
+            assert cuda.alone.locked()
             asked.append((options, providers))
 
         def get_providers(self) -> list[str]:
@@ -259,6 +261,35 @@ def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.Mo
     for count in (1, 3, 64, 1, 80):  # numpy() of memory on the CPU is no copy, so no bucket twice in a run
         poses, classes = random.uniform(-0.5, 0.5, (count, 6)).astype(np.float32), random.integers(0, 10, count)
         np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
+
+
+def test_sessions_on_cuda_run_one_at_a_time_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another's copies would fail while one records a CUDA graph."""
+    monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
+    opened, inside, most = ort.InferenceSession, [], []
+
+    class Watched:
+        def __init__(self, path: Path) -> None:
+            self._session = opened(path, runtime.options(1), providers=[runtime.CPU])
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._session, name)
+
+        def run_with_iobinding(self, *bound: object) -> None:
+            inside.append(self)
+            most.append(len(inside))
+            time.sleep(0.05)
+            self._session.run_with_iobinding(*bound)
+            inside.remove(self)
+
+    monkeypatch.setattr(cuda, "open_session", lambda path, _: Watched(path))
+    made, settings = bundle.read(TINY), cuda.settings(memory=1, graphs=False)
+    both = [cuda.CudaSession(made.decoder, bundle.DECODER, made.manifest, settings) for _ in range(2)]
+    poses, classes = np.zeros((1, 6), np.float32), np.zeros(1, np.int64)
+    with ThreadPoolExecutor(2) as pool:
+        for run in [pool.submit(session.run, poses, classes) for session in both * 3]:
+            run.result()
+    assert most == [1] * 6
 
 
 def test_a_quick_graph_runs_on_one_thread() -> None:

@@ -10,9 +10,17 @@ import time
 from collections.abc import Iterator
 
 import pytest
+import uvicorn
+from fastapi import FastAPI
 
+from service.engine import CapsNet
+from service.process import server as uvicorns
+from service.settings import Settings
 from service.web.protocol import MOST_HEAD
+from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
+from tests.service.test_metrics import samples
+from tests.waiting import until
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
@@ -89,6 +97,14 @@ def test_trailers_have_the_same_limit(server: Process) -> None:
     start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     answer = said(server, start + b"2\r\nab\r\n0\r\n", b"X-Filler: " + b"a" * 2 * MOST_HEAD)
     assert statuses(answer) == [431]
+
+
+def test_trailers_are_no_headers(server: Process) -> None:
+    """They come after the head was believed: a key, say, or a length."""
+    start = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+    answer = said(server, start + b"0\r\nX-Request-ID: behind\r\n\r\n")
+    assert statuses(answer) == [200]
+    assert b"behind" not in answer
 
 
 def test_large_bodies_and_many_requests_at_once_are_no_head(server: Process) -> None:
@@ -174,6 +190,84 @@ def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: by
     assert told in json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
 
 
+PICTURES = 500  # of which the answer, in JSON, is larger than what the kernel takes for a client that does not read
+
+
+def inference() -> bytes:
+    values = bytes(PICTURES * 784 * 4)
+    tensor = {"name": "images", "shape": [PICTURES, 1, 28, 28], "datatype": "FP32"}
+    told = json.dumps({"inputs": [tensor | {"parameters": {"binary_data_size": len(values)}}]}).encode()
+    raw = request("/v2/models/tiny/infer", told + values, "application/octet-stream")
+    return raw.replace(b"\r\n", b"\r\nInference-Header-Content-Length: %d\r\n" % len(told), 1)
+
+
+def announced(answer: bytes) -> int:
+    found = re.search(rb"content-length: (\d+)", answer)
+    assert found is not None
+    return int(found[1])
+
+
+def narrow(port: int | None) -> socket.socket:
+    """A connection that takes little for a client who has not read it."""
+    connection = socket.socket()
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
+    connection.settimeout(10)
+    connection.connect(("127.0.0.1", port))
+    return connection
+
+
+def test_who_does_not_read_is_cut_off(server: Process) -> None:
+    def counted() -> float:
+        return server.metric('capserve_rejections_total{reason="TooSlow"')
+
+    before = counted()
+    with narrow(server.port) as connection:
+        connection.sendall(inference())
+        until(lambda: counted() == before + 1)
+        answer = b"".join(iter(lambda: connection.recv(1 << 20), b""))
+    assert statuses(answer) == [200]
+    assert len(answer) < announced(answer)
+
+
+def test_who_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> None:
+    with conftest.serving(conftest.settings(), nets) as client, narrow(client.base_url.port) as connection:
+        connection.sendall(inference() + PREDICT)  # whose answer waits for the first one to be read
+        until(lambda: samples(client)["capserve_batch_images_sum", "encoder", "tiny"] == PICTURES + 1)
+        until(lambda: samples(client)["capserve_body_bytes",] == 0, seconds=3)
+
+
+def test_who_reads_slowly_gets_all(server: Process) -> None:
+    last = inference().replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    got = bytearray()
+    with narrow(server.port) as connection:
+        connection.sendall(last)
+        while data := connection.recv(1 << 17):
+            got += data
+            time.sleep(len(data) / 3.5e6)  # seconds in all, of which the patience is one
+    assert len(got.partition(b"\r\n\r\n")[2]) == announced(bytes(got))
+
+
+def test_an_idle_connection_is_not_closed_under_the_next_request(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whose head had begun when the answer before it was given."""
+
+    def hasty(app: FastAPI, settings: Settings) -> uvicorn.Config:
+        config = uvicorns.configured(app, settings)
+        config.timeout_keep_alive = 0.5  # type: ignore[assignment]
+        return config
+
+    monkeypatch.setattr(conftest, "configured", hasty)
+    with conftest.serving(conftest.settings(), nets) as client:
+        with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=10) as connection:
+            connection.sendall(PREDICT + PREDICT[:20])
+            assert statuses(connection.recv(65_536)) == [200]
+            connection.sendall(PREDICT[20:-1])
+            time.sleep(0.8)
+            connection.sendall(PREDICT[-1:])
+            assert statuses(connection.recv(65_536)) == [200]
+
+
 def test_http_1_0_needs_no_host(server: Process) -> None:
     assert statuses(said(server, b"GET /healthz HTTP/1.0\r\n\r\n")) == [200]
 
@@ -201,3 +295,14 @@ def test_what_is_refused_before_the_app_sees_it_is_counted(server: Process) -> N
     after = counted()
     grown = {why: after[why] - before.get(why, 0) for why in after if after[why] != before.get(why)}
     assert grown == {"HeadTooLarge": 1, "MalformedRequest": 1, "TooSlow": 1}
+
+
+@pytest.mark.parametrize(("wrong", "status"), [(b"no length\r\n", 400), (b"0\r\nX: " + b"a" * 2 * MOST_HEAD, 431)])
+def test_a_request_that_is_refused_in_its_body_counts_with_the_status_it_got(server: Process, wrong: bytes, status: int) -> None:
+    def counted(status: int) -> float:
+        return server.metric(f'capserve_requests_total{{route="/predict",status="{status}"')
+
+    start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    before, left = counted(status), counted(499)
+    assert statuses(said(server, start, wrong, pause=0.1)) == [status]
+    assert (counted(status), counted(499)) == (before + 1, left)

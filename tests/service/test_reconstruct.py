@@ -128,6 +128,7 @@ def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client
         "/reconstruct?label=7",
         "/reconstruct/sweep?label=7&steps=2",
         f"/reconstruct?pose={token}&as_label=1",
+        f"/reconstruct/sweep?pose={token}&size=28",  # with the names of the dimensions
     ):
         assert client.get(path).headers["Cache-Control"] == "public, no-cache"
     morph = client.get("/reconstruct/morph", params={"from": token, "to": token})
@@ -148,7 +149,7 @@ def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch
 
 
 def test_sheets_and_strips_are_not_drawn_again_either(client: httpx.Client, token: str) -> None:
-    for path in (f"/reconstruct/sweep?pose={token}&size=28", f"/reconstruct/morph?from={token}&to={token}&size=28"):
+    for path in (f"/reconstruct/sweep?pose={token}&size=28&names=false", f"/reconstruct/morph?from={token}&to={token}&size=28"):
         first = client.get(path)
         assert first.status_code == 200
         assert first.headers["Cache-Control"] == "public, max-age=3600"

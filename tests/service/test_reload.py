@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import shutil
 import signal
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +22,7 @@ from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
 from tests.service.processes import Process, process
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 KEY = {"X-API-Key": "sesame"}
 
@@ -203,6 +206,25 @@ def test_a_model_that_hangs_while_it_is_replaced_keeps_nobody(
         assert behind.result(5).status_code == 504
         assert hung.result(10).status_code == 503
         over.set()
+
+
+def test_a_replaced_model_leaves_memory_at_once(folder: Path, seven: bytes) -> None:
+    """And not when garbage is collected: a full collection is rare."""
+    chosen = settings(api_key="sesame", deadline=1.0).model_copy(update={"models": folder})
+    nets = catalogue.load(chosen)
+    gc.disable()
+    try:
+        with serving(chosen, nets) as client:
+            old = weakref.ref(nets.pop("tiny"))
+            client.headers.update(KEY)
+            assert client.post("/predict", content=seven).status_code == 200
+            assert client.get("/reconstruct?label=7").status_code == 200
+            assert client.get("/openapi.json").status_code == 200
+            renewed(folder / "tiny", "the new one")
+            assert reloaded(client) == {"tiny": "replaced"}
+            until(lambda: old() is None, seconds=4)
+    finally:
+        gc.enable()
 
 
 def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folder: Path, seven: bytes) -> None:

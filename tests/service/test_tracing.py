@@ -51,9 +51,14 @@ def received() -> Iterator[tuple[str, list[bytes]]]:
 def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     nets: dict[str, CapsNet], seven: bytes, received: tuple[str, list[bytes]]
 ) -> None:
+    def slowly() -> Iterator[bytes]:
+        yield seven[:10]
+        time.sleep(0.5)
+        yield seven[10:]
+
     endpoint, bodies = received
     with serving(settings(traces=endpoint), nets) as client:
-        client.post("/predict", files={"file": seven}, headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
+        client.post("/predict", content=slowly(), headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
     requests = [collector.ExportTraceServiceRequest.FromString(body) for body in bodies]
     spans = [span for each in requests for part in each.resource_spans for scope in part.scope_spans for span in scope.spans]
     (whole,) = [span for span in spans if span.name == "POST /predict"]
@@ -62,7 +67,8 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     assert list(stages) == ["decode", "queue", "encode", "reconstruct"]
     for span in stages.values():
         assert span.trace_id == whole.trace_id
-        assert whole.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano <= whole.end_time_unix_nano
+        assert whole.start_time_unix_nano + 0.4e9 < span.start_time_unix_nano  # when its body was here
+        assert span.start_time_unix_nano <= span.end_time_unix_nano <= whole.end_time_unix_nano
 
 
 def test_what_instruments_all_of_a_process_is_told_no_query(
