@@ -38,7 +38,7 @@ class Settings(BaseSettings):
     deadline: float = Field(
         10.0, gt=0, le=3600, description="seconds from a request's last byte until its computation must have begun; else 504"
     )
-    patience: float = Field(30.0, gt=0, le=3600, description="seconds for a head to come, then for its body (408); and for an answer to be read on")
+    patience: float = Field(30.0, gt=0, le=3600, description="seconds for a head, for a body (408), and to read on in an answer")
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(
