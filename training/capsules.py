@@ -8,9 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from training.config import CapsuleNet, Primary
+from training.convolution import LargeConv2d
 from training.errors import SettingError, chosen
 from training.routing import EPSILON, ROUTINGS
-from training.spectral import SpectralConv2d
 
 SQUASH_CONSTANTS = {
     "paper": 1.0,  # Sabour et al. 2017, Eq. 1
@@ -58,7 +58,7 @@ class PrimaryCapsules(nn.Module):
         self.convolution: nn.Module = nn.Identity()
         if config.kernel:
             groups = channels if config.depthwise else 1
-            self.convolution = SpectralConv2d(channels, made, config.kernel, config.stride, groups=groups)
+            self.convolution = LargeConv2d(channels, made, config.kernel, config.stride, groups=groups)
         self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)

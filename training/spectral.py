@@ -15,25 +15,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
-
-LARGE, MOST = 7, 40  # kernels from here on; pictures up to here, whose spectra still fit into memory
-
-
-class SpectralConv2d(nn.Conv2d):
-    """nn.Conv2d without padding, which computes with spectra while it trains on a CPU, where that is less work."""
-
-    def forward(self, images: Tensor) -> Tensor:  # (batch, in, H, W) -> (batch, out, h, w)
-        if not (self.training and self._pays(images)):
-            return super().forward(images)
-        found = convolve(images, self.weight, self.stride[0])
-        return found if self.bias is None else found + self.bias[:, None, None]
-
-    def _pays(self, images: Tensor) -> bool:
-        kernel, (height, width) = self.kernel_size[0], images.shape[2:]
-        float32 = images.dtype == torch.float32 and not torch.is_autocast_enabled("cpu")
-        fits = self.groups == 1 and kernel >= LARGE and 2 * kernel <= height == width <= MOST
-        return images.device.type == "cpu" and float32 and fits
+from torch import Tensor
 
 
 def convolve(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
