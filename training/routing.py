@@ -47,8 +47,12 @@ ROUTINGS: dict[str, Routing] = {"dynamic": dynamic, "agreement": agreement}
 
 
 def _uniform(votes: Tensor) -> Tensor:
-    """The sums under equal couplings, 1 / out each: (batch, out, pose)."""
-    return votes.sum(dim=2) / votes.shape[1]
+    """The sums under equal couplings, 1 / out each: (b, o, p).
+
+    Over inputs moved to the front: votes come from a product with inputs there, and of an exported graph ONNX Runtime
+    cancels the two transpositions. In float32 this one was the only one that it could not do without.
+    """
+    return votes.movedim(2, 0).sum(dim=0) / votes.shape[1]
 
 
 def _agreement(votes: Tensor, capsules: Tensor) -> Tensor:
