@@ -109,7 +109,7 @@ def main() -> None:
     }
     if usual != torch.float32:
         contenders["ours, bfloat16, convolved directly"] = ours(usual, directly=True)
-        contenders["ours, bfloat16, convolved as one product, as `captrain train` runs it here"] = ours(usual)
+        contenders["ours, bfloat16, convolved as one product"] = ours(usual)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for count in range(WARM_UP + STEPS):
         for name, step in contenders.items():

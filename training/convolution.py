@@ -1,4 +1,4 @@
-"""nn.Conv2d for large kernels, which computes another way while it trains on a CPU, where that is less work.
+"""nn.Conv2d for large kernels, which computes another way while it trains on a CPU, where that is faster.
 
 In float32 with spectra (spectral.py), in bfloat16 as one product of matrices (unfolded.py).
 """
@@ -11,11 +11,14 @@ from torch import Tensor, nn
 from training import spectral, unfolded
 
 LARGE, MOST = 7, 40  # kernels from here on; pictures up to here, whose spectra still fit into memory
-COPIES = 10  # a pixel is seen by fewer kernels than this, or its copies would cost more than they save
+COPIES = 11  # times a picture's own memory, that its copies may take; at 28x28 and a stride of 2 they are ten and still pay
 
 
 class LargeConv2d(nn.Conv2d):
-    """nn.Conv2d without padding."""
+    """A convolution without padding: nn.Conv2d's weights and numbers, and on anything but a CPU, or not in training, its code."""
+
+    def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
+        super().__init__(channels, out, kernel, stride, groups=groups)
 
     def forward(self, images: Tensor) -> Tensor:  # (batch, in, H, W) -> (batch, out, h, w)
         if not (self.training and images.device.type == "cpu" and self.groups == 1 and self.kernel_size[0] >= LARGE):
@@ -34,7 +37,6 @@ class LargeConv2d(nn.Conv2d):
         return 2 * self.kernel_size[0] <= height == width <= MOST
 
     def _suits_copies(self, images: Tensor) -> bool:
-        kernel, stride = self.kernel_size[0], self.stride[0]
-        height, width = images.shape[2:]
-        places = ((height - kernel) // stride + 1) * ((width - kernel) // stride + 1)
-        return kernel * kernel * places < COPIES * height * width
+        kernel, (height, width) = self.kernel_size[0], images.shape[2:]
+        high, wide = (unfolded.places(side, kernel, self.stride[0]) for side in (height, width))
+        return min(high, wide) > 0 and high * wide * kernel**2 < COPIES * height * width

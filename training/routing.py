@@ -49,8 +49,8 @@ ROUTINGS: dict[str, Routing] = {"dynamic": dynamic, "agreement": agreement}
 def _uniform(votes: Tensor) -> Tensor:
     """The sums under equal couplings, 1 / out each: (b, o, p).
 
-    Over inputs moved to the front: votes come from a product with inputs there, and of an exported graph ONNX Runtime
-    cancels the two transpositions. In float32 this one was the only one that it could not do without.
+    Over inputs moved to the front, where the product that made them had them: ONNX Runtime cancels the two transpositions.
+    All else here are products, which read transposed votes as they lie; a sum over the third axis had them written out.
     """
     return votes.movedim(2, 0).sum(dim=0) / votes.shape[1]
 

@@ -63,7 +63,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
     place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
-    # Deterministic algorithms come with NaN written into new memory, which each step fills anyway: an eighth of its time.
+    # Deterministic algorithms come with NaN in all new memory, which each step fills anyway: an eighth of the time of `paper`.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's stubs lack it
     run = Run(start, data, out, place)
     if run.ended and place.leads:

@@ -7,19 +7,26 @@ kernels' gradient is one product more, the picture's another, whose rows are add
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+
+def places(side: int, kernel: int, stride: int) -> int:
+    """Where a kernel fits along one side of a picture."""
+    return (side - kernel) // stride + 1
 
 
 def convolve(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
     """(batch, in, H, W), (out, in, k, k) -> (batch, out, h, w), as F.conv2d does without padding."""
-    batch, _, height, width = images.shape
     size = kernels.shape[-1]
+    high, wide = (places(side, size, stride) for side in images.shape[2:])
     pixels, weights = images.permute(0, 2, 3, 1), kernels.permute(0, 2, 3, 1)  # (batch, H, W, in), (out, k, k, in)
     found: Tensor = _Products.apply(pixels, weights.flatten(1), size, stride)  # type: ignore[no-untyped-call]
-    return found.view(batch, (height - size) // stride + 1, (width - size) // stride + 1, -1).permute(0, 3, 1, 2)
+    return found.view(len(images), high, wide, -1).permute(0, 3, 1, 2)
 
 
 class _Products(torch.autograd.Function):
@@ -27,35 +34,37 @@ class _Products(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, pixels: Tensor, weights: Tensor, size: int, stride: int) -> Tensor:
-        rows = pixels.new_empty(_shape(pixels.shape, size, stride))
-        for (y, x), seen in _windows(pixels, size, stride):
-            rows[:, y, x] = seen
-        rows = rows.flatten(3).flatten(0, 2)
+        seen = pixels.new_empty(_shape(pixels.shape, size, stride))
+        for (y, x), window in _windows(pixels, size, stride):
+            seen[:, y, x] = window
+        rows = seen.flatten(3).flatten(0, 2)  # (batch * h * w, k * k * in)
         ctx.save_for_backward(rows, weights)
         ctx.shape, ctx.size, ctx.stride = pixels.shape, size, stride
         products: Tensor = rows @ weights.mT
         return products
 
     @staticmethod
+    @once_differentiable
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor, None, None]:
         rows, weights = ctx.saved_tensors
-        spread = None
-        if ctx.needs_input_grad[0]:
-            parts = (gradient @ weights).view(_shape(ctx.shape, ctx.size, ctx.stride))
-            spread = torch.zeros(ctx.shape, dtype=torch.float32)  # a pixel is in many rows: their sum is not rounded each time
-            for (y, x), seen in _windows(spread, ctx.size, ctx.stride):
-                seen += parts[:, y, x]
-            spread = spread.to(rows.dtype)
-        return spread, gradient.mT @ rows, None, None
+        kernels = gradient.mT @ rows
+        if not ctx.needs_input_grad[0]:
+            return None, kernels, None, None
+        torch.mm(gradient, weights, out=rows)  # nobody needs the copies any more, and they are the largest of all tensors
+        parts = rows.view(_shape(ctx.shape, ctx.size, ctx.stride))
+        pixels = gradient.new_zeros(ctx.shape, dtype=torch.float32)  # each is in many rows: their sum is not rounded each time
+        for (y, x), window in _windows(pixels, ctx.size, ctx.stride):
+            window += parts[:, y, x]
+        return pixels.to(rows.dtype), kernels, None, None
 
 
 def _shape(pixels: torch.Size, size: int, stride: int) -> tuple[int, ...]:
     """Of all that kernels see: (batch, h, w, k, k * in)."""
     batch, height, width, channels = pixels
-    return batch, (height - size) // stride + 1, (width - size) // stride + 1, size, size * channels
+    return batch, places(height, size, stride), places(width, size, stride), size, size * channels
 
 
-def _windows(pixels: Tensor, size: int, stride: int) -> Any:
+def _windows(pixels: Tensor, size: int, stride: int) -> Iterator[tuple[tuple[int, int], Tensor]]:
     """What a kernel sees at each place (y, x): (batch, k, k * in), in long runs, since channels lie innermost."""
     _, high, wide, _, run = _shape(pixels.shape, size, stride)
     lines, step = pixels.flatten(2), stride * pixels.shape[3]  # (batch, H, W * in)
