@@ -78,7 +78,8 @@ class ClassCapsules(nn.Module):
         size, outputs = config.primary.size, self.classes * self.pose_size
         shape = (size, outputs) if self.shared else (inputs, size, outputs)
         # Glorot's rule per transformation size -> pose; the sum over inputs is tamed by couplings of 1 / out.
-        self.transforms = nn.Parameter(torch.randn(shape) * (2.0 / (size + self.pose_size)) ** 0.5)
+        scale = config.transform_scale * (2.0 / (size + self.pose_size)) ** 0.5
+        self.transforms = nn.Parameter(torch.randn(shape) * scale)
         self.squash = Squash(config.squash)
 
     def votes(self, capsules: Tensor) -> Tensor:

@@ -12,9 +12,9 @@ from training.errors import SettingError, UnknownNameError
 from training.routing import ROUTINGS
 
 
-def class_capsules(inputs: int = 20, size: int = 8, *, shared: bool = False, routing: str = "dynamic") -> ClassCapsules:
-    primary = Primary(kinds=1, size=size)
-    return ClassCapsules(inputs, CapsuleNet((Conv(size, kernel=3),), primary, routing=routing, share_transforms=shared))
+def class_capsules(inputs: int = 20, *, shared: bool = False, routing: str = "dynamic", scale: float = 1.0) -> ClassCapsules:
+    stem, primary = (Conv(8, kernel=3),), Primary(kinds=1, size=8)
+    return ClassCapsules(inputs, CapsuleNet(stem, primary, routing=routing, share_transforms=shared, transform_scale=scale))
 
 
 @pytest.mark.parametrize(("name", "length"), [("paper", 4 / 5), ("half", 4 / 4.5)])
@@ -77,6 +77,14 @@ def test_votes_are_each_inputs_own_transformation(shared: bool) -> None:
     transforms = layer.transforms.reshape(*layer.transforms.shape[:-1], 10, 16)
     equation = "nid,dop->noip" if shared else "nid,idop->noip"
     torch.testing.assert_close(layer.votes(capsules), torch.einsum(equation, capsules, transforms))
+
+
+def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
+    """Of 1,152 votes at Glorot's scale the noise alone makes capsules of length 1."""
+    capsules = nn.functional.normalize(torch.randn(4, 1152, 8, generator=torch.Generator().manual_seed(0)), dim=2)
+    sure, open_to_all = (lengths(class_capsules(1152, scale=scale)(capsules)).mean() for scale in (1.0, 0.2))
+    assert sure > 0.95
+    assert 0.1 < open_to_all < 0.6
 
 
 def test_nothing_expands_the_votes_by_their_inputs() -> None:
