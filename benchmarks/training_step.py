@@ -13,7 +13,6 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 import torch.nn.functional as F
@@ -65,7 +64,7 @@ def their_squash(vectors: Tensor) -> Tensor:
 
 
 def ours(dtype: torch.dtype, directly: bool = False) -> Callable[[Tensor, Tensor], None]:
-    network = Network(replace(PAPER.network, dropout=0.0))  # theirs has none; with it ours routes a second time
+    network = Network(PAPER.network)
     if directly:
         large = network.encoder.primary.convolution
         plain = nn.Conv2d(large.in_channels, large.out_channels, large.kernel_size, large.stride)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import pytest
 
 from benchmarks import accuracy
-from service import bundle
+from service import bundle, pose
 from service.settings import Settings
 from tests.service import processes
 from training.config import PRESETS
@@ -92,6 +92,15 @@ def test_the_python_lines_print_what_they_say(server: processes.Process, desk: P
     assert shown(steps()[0].command, desk, server)  # makes seven.png
     (desk / "turn.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
     assert shown("python turn.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
+
+
+def test_versions_and_tokens_are_those_of_the_shipped_bundles() -> None:
+    """What `masked` hides from the commands' test: who copies a token out of README wants it drawn."""
+    manifests = [bundle.read(folder).manifest for folder in accuracy.bundles().values()]
+    assert set(re.findall(r"(?<!\.)\b[0-9a-f]{16}\b", README)) == {manifest.version for manifest in manifests}
+    default = next(manifest for manifest in manifests if manifest.name == "compact")
+    tokens = set(re.findall(r'"pose": ?"([\w-]+)"', README))
+    assert {pose.decode(token, default).label for token in tokens} == {7}
 
 
 def test_the_settings_table_is_the_settings() -> None:

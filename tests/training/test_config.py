@@ -70,4 +70,4 @@ def test_networks_without_votes_have_no_rate_for_them() -> None:
 
 def test_differences_name_both_values() -> None:
     other = dataclasses.replace(PRESETS["paper"], training=dataclasses.replace(PRESETS["paper"].training, epochs=3))
-    assert PRESETS["paper"].differences(other) == ["training.epochs: 15 against 3"]
+    assert PRESETS["paper"].differences(other) == ["training.epochs: 12 against 3"]
