@@ -94,10 +94,13 @@ def test_the_python_lines_print_what_they_say(server: processes.Process, desk: P
     assert shown("python turn.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
 
 
-def test_versions_and_tokens_are_those_of_the_shipped_bundles() -> None:
+def test_versions_checksums_and_tokens_are_those_of_the_shipped_bundles() -> None:
     """What `masked` hides from the commands' test: who copies a token out of README wants it drawn."""
     manifests = [bundle.read(folder).manifest for folder in accuracy.bundles().values()]
     assert set(re.findall(r"(?<!\.)\b[0-9a-f]{16}\b", README)) == {manifest.version for manifest in manifests}
+    sums = set(re.findall(r"\b[0-9a-f]{64}\b", README))
+    assert sums
+    assert sums <= {each for manifest in manifests for each in manifest.files.values()}
     default = next(manifest for manifest in manifests if manifest.name == "compact")
     tokens = set(re.findall(r'"pose": ?"([\w-]+)"', README))
     assert {pose.decode(token, default).label for token in tokens} == {7}

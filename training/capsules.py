@@ -77,7 +77,8 @@ class ClassCapsules(nn.Module):
         self.classes, self.pose_size, self.shared = config.classes, config.pose_size, config.share_transforms
         size, outputs = config.primary.size, self.classes * self.pose_size
         shape = (size, outputs) if self.shared else (inputs, size, outputs)
-        # Glorot's rule per transformation size -> pose; the sum over inputs is tamed by couplings of 1 / out.
+        # Glorot's rule per transformation size -> pose; couplings of 1 / out tame the sum over some inputs, that over hundreds
+        # only with `transform_scale`.
         scale = config.transform_scale * (2.0 / (size + self.pose_size)) ** 0.5
         self.transforms = nn.Parameter(torch.randn(shape) * scale)
         self.squash = Squash(config.squash)

@@ -66,7 +66,7 @@ class CapsuleNet(_Part):
     squash: str = "paper"
     dropout: float = 0.0  # share of the primary capsules that have no say in the class in a training step
     share_transforms: bool = False  # one transformation for all input capsules: any image size works
-    transform_scale: float = 1.0  # of the transformations' first values: below 1 votes are less noisy, and learn faster
+    transform_scale: float = 1.0  # of the transformations' first values: hundreds of votes of full size begin as sure capsules
     pose_size: int = 16
     decoder: Decoder = Decoder()
     image_shape: tuple[int, int, int] = (1, 28, 28)
@@ -76,6 +76,8 @@ class CapsuleNet(_Part):
     def __post_init__(self) -> None:
         if not 1 <= self.iterations <= 100:
             raise SettingError(f"iterations must be from 1 to 100, got {self.iterations}")
+        if not 0 < self.transform_scale <= 10:  # at 0 all votes would stay alike; a NaN is not
+            raise SettingError(f"transform_scale must be above 0 and at most 10, got {self.transform_scale}")
 
 
 @dataclass(frozen=True)
@@ -233,9 +235,9 @@ PRESETS: dict[str, Config] = {
         ),
         # Two digits a picture, as in the paper: 6x6 places x 16 kinds = 576 capsules. Pairs are never the same twice, so there is
         # no augmentation but their shifts. To tell one digit's strokes from the other's a capsule must see more than a digit:
-        # two convolutions more than `compact` take its field from 19 pixels to 27. With smaller first transformations it learns
-        # in 17 epochs what took it 20; drawings weigh four times what they do in the paper. In its last epoch it erred no less
-        # often on the pairs it learned from than on those held out: more of it, or more epochs, would learn more.
+        # two convolutions more than `compact` take its field from 19 pixels to 27. Transformations that begin smaller learn
+        # sooner: 17.4 % after one short cycle, 20.1 % without. Drawings weigh four times what they do in the paper. In its last
+        # epoch it erred nearly as often on the pairs it learned from as on those held out: more might still be learned.
         Config(
             "overlap",
             CapsuleNet(

@@ -25,15 +25,24 @@ from service.bundle import IMAGES
 QUANTISED = ("Conv", "Gemm", "Relu")  # a Relu is not computed at all: the range of the convolution before it starts at zero
 NEARLY_ALL = 0.9  # of the weights of all layers
 BATCH = 50
-USUAL = 99.99  # percentile of activations that the 256 levels reach up to: a range to the very largest is too coarse for the rest
+USUAL = 99.99  # percentile of absolute values that the levels reach up to: a range to the very largest is too coarse for the rest
 
 
 class _Digits(CalibrationDataReader):  # type: ignore[misc]
+    """Read range by range, of a batch each: a histogram is made of all activations of a range at once."""
+
     def __init__(self, images: Tensor) -> None:
-        self.batches: Iterator[Tensor] = iter(images.split(math.gcd(len(images), BATCH)))  # all of a size, to be stacked
+        self.batches = images.split(BATCH)
+        self.ahead: Iterator[Tensor] = iter(())
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set_range(self, start_index: int, end_index: int) -> None:
+        self.ahead = iter(self.batches[start_index:end_index])
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-        batch = next(self.batches, None)
+        batch = next(self.ahead, None)
         return None if batch is None else {IMAGES.name: batch.numpy()}
 
 
@@ -41,7 +50,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
     """The float32 encoder graph with its convolutions in int8; `calibration` (n, C, H, W) shows it usual activations."""
     logging.getLogger().addFilter(_quiet)
     try:
-        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints its steps
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints each of its steps
             source, target = Path(folder) / "encoder.onnx", Path(folder) / "encoder.int8.onnx"
             onnx.save(encoder, source)
             quantize_static(
@@ -55,7 +64,11 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
                 calibrate_method=CalibrationMethod.Percentile,
-                extra_options={"CalibPercentile": USUAL},
+                extra_options={
+                    "CalibPercentile": USUAL,
+                    "CalibTensorRangeSymmetric": True,  # of absolute values; else as much is cut off below as above
+                    "CalibStridedMinMax": 1,  # batches a range, for histograms too
+                },
             )
             return onnx.load(target)
     finally:

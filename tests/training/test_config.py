@@ -62,6 +62,12 @@ def test_cross_entropy_is_for_a_softmax(name: str) -> None:
         dataclasses.replace(PRESETS[name], training=training)
 
 
+@pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])
+def test_transformations_begin_somewhere(scale: float) -> None:
+    with pytest.raises(SettingError, match="transform_scale must be above 0 and at most 10, got"):
+        dataclasses.replace(PRESETS["tiny"].network, transform_scale=scale)
+
+
 def test_networks_without_votes_have_no_rate_for_them() -> None:
     training = dataclasses.replace(PRESETS["baseline"].training, transform_rate=4)
     with pytest.raises(SettingError, match="transform-rate is of the matrices that make votes, and baseline has none"):
