@@ -105,7 +105,7 @@ def test_sigterm_under_load_loses_none_of_a_thousand(workers: int):
         await asyncio.gather(balancing, *clients)
 
     # All workers together as slow as one: what is left takes longer than the linger, so some of it is the new server's.
-    with process(0.02 * workers, workers=workers, linger=0.5) as old, process() as new:
+    with process(0.04 * workers, workers=workers, linger=0.5) as old, process() as new:
         asyncio.run(asyncio.wait_for(rollout(old, new), 60))
         assert old.popen.wait(10) == 0
         assert new.metric('capserve_requests_total{route="/predict"') > 0
