@@ -30,6 +30,7 @@ class Checkpoint:
     hardware: str = ""  # all that it has run on
     processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
     precision: str = ""  # what `auto` came to where the run began
+    teacher: str = ""  # version of the bundle it learns from
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)  # a row per finished epoch

@@ -122,6 +122,7 @@ class Training(_Part):
     )
     pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
     loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths), or cross_entropy for a softmax")
+    teacher: str = _flag("", "a bundle whose lengths for the same pictures are learned beside the labels, as models/compact")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
     validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
@@ -207,11 +208,19 @@ PRESETS: dict[str, Config] = {
     preset.preset: preset
     for preset in (
         # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training: one cycle,
-        # affine changes and averaged weights. A second cycle (`--cycles 2`) learned its digits better and others no better.
+        # strong changes, averaged weights, rates as in `compact`. Of labels alone it learns its digits by heart, with dropout too
+        # (models/README.md); so it learns what `compact` makes of the same changed pictures beside them.
         Config(
             "paper",
-            CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2)),
-            Training(epochs=12),
+            CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), transform_scale=0.2),
+            Training(
+                epochs=32,
+                learning_rate=0.002,
+                transform_rate=4,
+                augment="strong",
+                teacher="models/compact",
+                reconstruction=0.002,
+            ),
         ),
         # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. Left alone it learns its digits by
         # heart: hence dropout and strong changes. These blur drawings: hence four times the paper's weight on them. Its decoder

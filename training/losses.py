@@ -3,6 +3,7 @@
 from collections.abc import Callable
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of Sabour et al. 2017, Eq. 4
@@ -31,6 +32,11 @@ def cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     """For the softmax baseline, which hands out probabilities."""
     present = multi_hot(probabilities, labels)
     return -(present * probabilities.clamp_min(1e-8).log()).sum(dim=1).mean()
+
+
+def taught(lengths: Tensor, teacher: Tensor) -> Tensor:
+    """How surprising a teacher's lengths are if these were the chance of each class to be there, both (batch, classes)."""
+    return F.binary_cross_entropy(lengths.clamp(1e-4, 1 - 1e-4), teacher, reduction="none").sum(dim=1).mean()
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"margin": margin, "contrast": contrast, "cross_entropy": cross_entropy}

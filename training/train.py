@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import torch
 from torch import Tensor
@@ -32,6 +32,9 @@ from training.errors import CheckpointError, DataError, DivergedError, StoppedEr
 from training.evaluate import TorchModel, evaluate, fixed_batches
 from training.learner import Learner
 from training.pairs import Batch, Partners, arrangement
+
+if TYPE_CHECKING:
+    from training.teacher import Teacher
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
@@ -88,6 +91,7 @@ class Run:
         self.partners = Partners(self.learn)
         self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
         self.arrange = arrangement(settings.pairs).arrange
+        self.teacher = _teacher(start, data)
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
         start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
         self.learner = Learner(start, place)
@@ -147,9 +151,10 @@ class Run:
         step, place = self.checkpoint.step, self.place
         share = picked[place.rank :: place.world]
         batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
+        lesson = self.teacher.lengths(batch.images) if self.teacher else None
         count, cycle = len(share), self.settings.epochs * self.steps_per_epoch
         weight = count * place.world / len(picked)  # DDP averages over processes, we over pictures
-        loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight)
+        loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight, lesson=lesson)
         return torch.stack([loss * count, (~right)[:count].sum(), loss.new_tensor(count)])
 
     def _batch(self, picked: Tensor) -> Batch:
@@ -214,6 +219,21 @@ class Run:
         self.learner.store(state)
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)
+
+
+def _teacher(state: Checkpoint, data: DataSet) -> Teacher | None:
+    """The bundle to learn from, the same all the way."""
+    config = state.config
+    if not config.training.teacher:
+        return None
+    from training.teacher import Teacher  # wants ONNX Runtime, which training without one does not
+
+    folder = Path(config.training.teacher)
+    teacher = Teacher(folder, config.network.image_shape, arrangement(config.training.pairs).objects, data.classes)
+    if state.teacher not in ("", teacher.version):
+        raise CheckpointError(f"the run learned from version {state.teacher} of {folder}, found {teacher.version}")
+    state.teacher = teacher.version
+    return teacher
 
 
 def _seed(settings: Training, purpose: str, number: int, rank: int = 0) -> int:

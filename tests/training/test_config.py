@@ -75,5 +75,5 @@ def test_networks_without_votes_have_no_rate_for_them() -> None:
 
 
 def test_differences_name_both_values() -> None:
-    other = dataclasses.replace(PRESETS["paper"], training=dataclasses.replace(PRESETS["paper"].training, epochs=3))
-    assert PRESETS["paper"].differences(other) == ["training.epochs: 12 against 3"]
+    other = dataclasses.replace(PRESETS["tiny"], training=dataclasses.replace(PRESETS["tiny"].training, epochs=3))
+    assert PRESETS["tiny"].differences(other) == ["training.epochs: 5 against 3"]
