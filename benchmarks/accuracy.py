@@ -27,7 +27,7 @@ OTHERS = (
     ("[XifengGuo/CapsNet-Keras](https://github.com/XifengGuo/CapsNet-Keras)", "8.2 M", "0.34 % (0.009)", "30"),
     ("[gram-ai/capsule-networks](https://github.com/gram-ai/capsule-networks)", "8.2 M", "0.3 % at its best epoch", "443"),
     ("[EscVM/Efficient-CapsNet](https://github.com/EscVM/Efficient-CapsNet), the original rebuilt", "8.2 M", "0.36 %", ""),
-    ("[Mazzia et al. 2021](https://arxiv.org/abs/2101.12491), its own network, without dynamic routing", "161,000", "0.26 %", ""),
+    ("[Mazzia et al. 2021](https://arxiv.org/abs/2101.12491), without dynamic routing", "161,000 in the encoder", "0.26 %", ""),
 )
 
 

@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python -m venv --without-pip /opt/capserve
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# ONNX Runtime is the CPU's here: it compares and quantises exported graphs.
+# ONNX Runtime is the CPU's here: it compares and quantises exported graphs, and runs bundles that teach.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; \
                print('\n'.join(p['dependencies'] + e['cpu'] + e['train']))" > requirements.txt \
  && pip --python /opt/capserve install -r requirements.txt -c constraints.txt
@@ -36,6 +36,7 @@ ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp XDG_CACHE_HOME=/ca
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN install --directory --mode 1777 /cache /runs
 USER 10001:10001
-WORKDIR /runs
+# Where the volumes /runs and /models are runs/ and models/, as in a checkout.
+WORKDIR /
 ENTRYPOINT ["captrain"]
 CMD ["--help"]

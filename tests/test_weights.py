@@ -1,4 +1,4 @@
-"""The shipped bundles on the test set, by ONNX Runtime: the errors that their manifests claim, and README with them."""
+"""The shipped bundles: made by the presets they name, and making the errors on the test set that their manifests claim."""
 
 from __future__ import annotations
 
@@ -6,28 +6,57 @@ import os
 from pathlib import Path
 
 import pytest
+import torch
 
 from benchmarks import accuracy
+from service import bundle
+from training.config import PRESETS, Config
 from training.errors import DataError
+from training.evaluate import Evaluation
+from training.export import measurement
+from training.sources import find
 from training.subjects import opened
 
 ROUNDING = 2  # errors more or less: another processor may round a picture over the edge
+INT8_LOSES = 0.02  # points at most
+
+
+@pytest.fixture(scope="module")
+def mnist() -> Path:
+    folder = os.environ.get("CAPSERVE_DATA")
+    if not folder:
+        pytest.skip("needs the data they were trained on: set CAPSERVE_DATA to a folder with MNIST's four idx files")
+    try:
+        return find("mnist", Path(folder))
+    except DataError as error:
+        pytest.skip(f"needs the data they were trained on: {error}")
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_a_shipped_bundle_makes_the_errors_it_claims(name: str) -> None:
-    folder = os.environ.get("CAPSERVE_DATA")
-    if not folder:
-        pytest.skip("needs the data it was trained on: set CAPSERVE_DATA to a folder with MNIST's four idx files")
+def test_a_shipped_bundle_makes_the_errors_it_claims(name: str, mnist: Path) -> None:
     with opened(accuracy.MODELS / name) as subject:
         assert subject.bundle is not None
-        try:
-            data = subject.data(Path(folder), its_own=True)
-        except DataError as error:
-            pytest.skip(f"needs the data it was trained on: {error}")
         claimed = subject.bundle.manifest.metrics.test
         assert set(claimed) == set(subject.models)
-        for variant, found in subject.evaluations(data):
+        for variant, found in subject.evaluations(subject.data(mnist, its_own=True)):
             print(f"\n{name} ({variant}): {found.error:.2f} % of {found.count} test pictures")
             assert found.count == claimed[variant].error.count
             assert abs(found.errors - claimed[variant].error.errors) <= ROUNDING
+            assert found.reconstruction_error == pytest.approx(claimed[variant].reconstruction_error, rel=0.01)
+
+
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
+def test_percentages_and_intervals_are_those_of_the_errors_counted(name: str) -> None:
+    metrics = bundle.read(accuracy.MODELS / name).manifest.metrics
+    claimed = [each.error for each in metrics.test.values()] + [each.test for each in metrics.other_seeds]
+    for rate in claimed:
+        assert measurement(Evaluation(rate.count, rate.errors, torch.zeros(1, 1), 0.0)).error == rate
+    assert metrics.test["int8"].error.percent <= metrics.test["fp32"].error.percent + INT8_LOSES
+
+
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
+def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) -> None:
+    manifest = bundle.read(accuracy.MODELS / name).manifest
+    config = Config.from_dict(manifest.config)
+    assert config.differences(PRESETS[name]) == []
+    assert manifest.training.epochs == config.training.all_epochs

@@ -111,4 +111,5 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "
             "others would come to other numbers: resume with as many"
         )
+    longer = replace(longer, training=replace(longer.training, teacher=config.training.teacher))  # which may lie elsewhere now
     return replace(checkpoint, config=longer, processes=processes)

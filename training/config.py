@@ -171,6 +171,8 @@ class Config(_Part):
         """Where two configs part, as `training.epochs: 30 against 1`."""
         mine, theirs = _flat(self.to_dict()), _flat(other.to_dict())
         keys = sorted(mine.keys() | theirs.keys())
+        if self.training.teacher and other.training.teacher:
+            keys.remove("training.teacher")  # where it lies, which may be elsewhere now; who it is, is its version
         return [f"{key}: {mine.get(key)} against {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
 
 
@@ -208,8 +210,8 @@ PRESETS: dict[str, Config] = {
     preset.preset: preset
     for preset in (
         # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training: one cycle,
-        # strong changes, averaged weights, rates as in `compact`. Of labels alone it learns its digits by heart, with dropout too
-        # (models/README.md); so it learns what `compact` makes of the same changed pictures beside them.
+        # strong changes, averaged weights, transformations at four times the rate as in `compact`. Of labels alone it learns its
+        # digits by heart, with dropout too (models/README.md): so it learns what `compact` makes of the same changed pictures.
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), transform_scale=0.2),

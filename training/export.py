@@ -113,7 +113,7 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
         parted = ["other training pictures"]
     else:
         parted = config.differences(checkpoint.config)
-    if before.training.teacher != (checkpoint.teacher or None):
+    if before.training.teacher and checkpoint.teacher and before.training.teacher != checkpoint.teacher:
         parted.append("another version of the teacher")
     if len(checkpoint.history) < checkpoint.config.training.all_epochs:
         parted.append("a run that has not ended")

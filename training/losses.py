@@ -1,9 +1,8 @@
-"""What a network is asked to do: class losses on capsule lengths, and the drawing's distance from the picture."""
+"""What a network is asked to do: class losses on capsule lengths, a teacher's lengths, a drawing's distance from its picture."""
 
 from collections.abc import Callable
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of Sabour et al. 2017, Eq. 4
@@ -36,7 +35,8 @@ def cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
 
 def taught(lengths: Tensor, teacher: Tensor) -> Tensor:
     """How surprising a teacher's lengths are if these were the chance of each class to be there, both (batch, classes)."""
-    return F.binary_cross_entropy(lengths.clamp(1e-4, 1 - 1e-4), teacher, reduction="none").sum(dim=1).mean()
+    kept = lengths.clamp(1e-6, 1 - 1e-6)
+    return -(teacher * kept.log() + (1 - teacher) * (1 - kept).log()).sum(dim=1).mean()
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"margin": margin, "contrast": contrast, "cross_entropy": cross_entropy}

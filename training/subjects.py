@@ -79,7 +79,7 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
         if first.digest not in (None, run.digest):
             parted.append("other training pictures")
-        if first.teacher != run.teacher:
+        if first.teacher and run.teacher and first.teacher != run.teacher:
             parted.append(f"version {first.teacher} of the teacher against {run.teacher}")
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")

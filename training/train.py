@@ -91,8 +91,8 @@ class Run:
         self.partners = Partners(self.learn)
         self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
         self.arrange = arrangement(settings.pairs).arrange
-        self.teacher = _teacher(start, data)
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
+        self.teacher = _teacher(start, data, place) if settings.teacher and not self.ended else None
         start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
         self.learner = Learner(start, place)
         self.asked = False  # of this process, to stop
@@ -221,18 +221,20 @@ class Run:
         _write_history(state.history, self.out)
 
 
-def _teacher(state: Checkpoint, data: DataSet) -> Teacher | None:
-    """The bundle to learn from, the same all the way."""
-    config = state.config
-    if not config.training.teacher:
-        return None
+def _teacher(state: Checkpoint, data: DataSet, place: Place) -> Teacher:
+    """Opens the bundle to learn from and notes its version: the same all the way."""
     from training.teacher import Teacher  # wants ONNX Runtime, which training without one does not
 
-    folder = Path(config.training.teacher)
-    teacher = Teacher(folder, config.network.image_shape, arrangement(config.training.pairs).objects, data.classes)
-    if state.teacher not in ("", teacher.version):
-        raise CheckpointError(f"the run learned from version {state.teacher} of {folder}, found {teacher.version}")
-    state.teacher = teacher.version
+    folder, teacher = state.config.training.teacher, Teacher(state.config, data)
+    version = teacher.manifest.version
+    if state.teacher not in ("", version):
+        raise CheckpointError(
+            f"expected version {state.teacher} of the teacher {folder}, from which this run has learned so far, found {version}: "
+            "put that version back, or start anew in another --out"
+        )
+    state.teacher = version
+    if place.leads:
+        print(f"learns from labels and from {folder}, version {version}, which learned {teacher.manifest.dataset}")
     return teacher
 
 
