@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from benchmarks import accuracy
-from service import bundle
+from service import bundle, engine, sessions
 from training.config import PRESETS, Config
 from training.errors import DataError
-from training.evaluate import Evaluation
+from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
 from training.export import measurement
+from training.networks import Encoding
 from training.sources import find
 from training.subjects import opened
 
@@ -43,6 +46,30 @@ def test_a_shipped_bundle_makes_the_errors_it_claims(name: str, mnist: Path) -> 
             assert found.count == claimed[variant].error.count
             assert abs(found.errors - claimed[variant].error.errors) <= ROUNDING
             assert found.reconstruction_error == pytest.approx(claimed[variant].reconstruction_error, rel=0.01)
+
+
+@dataclass(frozen=True)
+class Served:
+    """What the service makes of pictures, as evaluate.Model: where a processor multiplies int8, not what training measured."""
+
+    network: engine.CapsNet
+
+    def classify(self, images: Tensor) -> Encoding:
+        return in_parts(lambda some: Encoding(*map(torch.from_numpy, self.network.classify(some.numpy()))), images)
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        return torch.from_numpy(self.network.reconstruct(poses.numpy(), classes.numpy()))
+
+
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
+def test_the_encoder_that_the_service_chooses_makes_them_too(name: str, mnist: Path) -> None:
+    with opened(accuracy.MODELS / name) as subject:
+        assert subject.bundle is not None
+        device = sessions.device("cpu", threads=1, cuda_memory=0, cuda_graphs=False, probe=subject.bundle.encoder("fp32"))
+        chosen = engine.load(subject.bundle, "auto", device)
+        data = subject.data(mnist, its_own=True)
+        found = evaluate(Served(chosen), fixed_batches(data.test, subject.config.training.pairs), len(data.classes))
+        assert abs(found.errors - subject.bundle.manifest.metrics.test[chosen.variant].error.errors) <= ROUNDING
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
