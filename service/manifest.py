@@ -125,6 +125,10 @@ class Dimension(_Part):
     name: str  # "stroke thickness"; empty where no measure tells
     strength: FiniteFloat  # change from -0.25 to 0.25, in standard deviations of that measure
 
+    def title(self, number: int) -> str:
+        """Of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or its number alone."""
+        return f"{self.name} {number} ({self.strength:+.1f} SD)" if self.name else str(number)
+
 
 class Manifest(_Part):
     format: Literal["capserve/1"]

@@ -35,7 +35,7 @@ def figures(
         "reconstructions.png": reconstructions(model, batches, classes, right=True),
         "mistakes.png": reconstructions(model, batches, classes, right=False),
         "apart.png": apart(model, batches[0], classes),
-        "perturbations.png": perturbations(model, batches[0], classes, [each.name for each in dimensions]),
+        "perturbations.png": perturbations(model, batches[0], classes, dimensions),
         "curves.png": curves(history),
     }
     for name, figure in drawn.items():
@@ -93,7 +93,7 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
     return figure
 
 
-def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], names: Sequence[str] = ()) -> Figure | None:
+def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensions: Sequence[Dimension]) -> Figure | None:
     """Figure 4: each row one pose dimension of one picture's capsule, moved in steps as far as the paper does."""
     label = int(batch.labels[0, 0])
     pose = model.classify(batch.images[:1]).capsules[0, label]  # (pose,)
@@ -107,7 +107,7 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], names: S
         dim, column = divmod(index, len(DELTAS))
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
-        _row_title(cells[dim][0], f"{names[dim] if names else ''} {dim}".strip())
+        _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
     figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10)
     return figure
 

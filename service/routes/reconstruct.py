@@ -171,9 +171,9 @@ def _as(found: Pose, label: int, manifest: Manifest) -> Pose:
 
 
 def _names(dims: Sequence[int], manifest: Manifest) -> list[str]:
-    """What each dimension does, where the manifest knows, and its number."""
+    """What each dimension does and how strongly, where the manifest knows, and its number."""
     known = manifest.dimensions
-    return [f"{known[dim].name} {dim}".strip() if known else str(dim) for dim in dims]
+    return [known[dim].title(dim) if known else str(dim) for dim in dims]
 
 
 def _label(name: str, manifest: Manifest) -> int:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from service import bundle
 from service.bundle import DECODER, ENCODER, Array, Bundle, Example
-from service.manifest import EXAMPLE, FILES, MANIFEST_LIMIT, REQUIRED, BundleError, check_name
+from service.manifest import EXAMPLE, FILES, MANIFEST_LIMIT, REQUIRED, BundleError, Dimension, check_name
 
 TINY = Path(__file__).parents[1] / "bundles" / "tiny"
 MODELS = Path(__file__).parents[2] / "models"
@@ -42,6 +42,12 @@ def test_tiny_is_small_and_sound() -> None:
     assert made.manifest.name == "tiny"
     assert made.manifest.variants == ("fp32", "int8")
     assert sum(path.stat().st_size for path in TINY.iterdir()) < 100_000
+
+
+def test_a_row_of_a_sheet_says_what_its_dimension_does_and_how_strongly() -> None:
+    assert Dimension(name="slant", strength=3.34).title(1) == "slant 1 (+3.3 SD)"
+    assert Dimension(name="width", strength=-0.52).title(0) == "width 0 (-0.5 SD)"
+    assert Dimension(name="", strength=-0.2).title(7) == "7"
 
 
 def test_every_shipped_bundle_is_sound_and_small() -> None:

@@ -12,7 +12,7 @@ from service.manifest import Dimension
 from training.config import PRESETS
 from training.data import Digits
 from training.evaluate import TorchModel, fixed_batches
-from training.figures import apart, figures, redrawn
+from training.figures import apart, figures, perturbations, redrawn
 from training.networks import Network
 
 CLASSES = tuple("0123456789")
@@ -40,6 +40,14 @@ def test_every_figure_that_there_is_something_to_draw_for(pairs: str, side: int,
     written = figures(model(side), fixed_batches(digits(), pairs), CLASSES, DIMENSIONS, [], tmp_path)
     assert expected <= {path.name for path in written} <= expected | {"reconstructions.png"}
     assert sorted(written) == sorted(tmp_path.iterdir())
+
+
+def test_a_row_of_the_perturbation_sheet_says_what_each_dimension_does_and_how_strongly() -> None:
+    (batch,) = fixed_batches(digits(), "none")
+    figure = perturbations(model(28), batch, CLASSES, DIMENSIONS)
+    assert figure is not None
+    titles = [cells.get_ylabel() for cells in figure.axes if cells.get_ylabel()]
+    assert titles == ["slant 0 (+1.0 SD)", "1", "width 2 (+1.0 SD)", "3", "4", "height 5 (+1.0 SD)"]
 
 
 def test_the_two_digits_of_a_pair_are_red_and_green(tmp_path: Path) -> None:
