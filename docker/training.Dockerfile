@@ -1,6 +1,6 @@
 # captrain, with torch for CUDA as the package index has it; runs on a CPU as well.
 #   docker build -f docker/training.Dockerfile -t capserve-training .
-#   mkdir -p runs && docker run --gpus all --user "$(id -u):$(id -g)" -v ./runs:/runs capserve-training train --preset compact --out /runs/compact
+#   mkdir -p runs && docker run --gpus all --user "$(id -u):$(id -g)" -v ./runs:/runs -v ./models:/models capserve-training train --preset compact --out /runs/compact
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build

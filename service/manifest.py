@@ -17,6 +17,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraint
 
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
+REACH = 0.25  # how far the paper turns a dimension either way, sheets and the playground's sliders too
 MANIFEST_LIMIT = 4 << 20  # bytes; one of compact is 20 thousand
 
 Variant = Literal["fp32", "int8"]
@@ -123,11 +124,13 @@ class Dimension(_Part):
     """What turning one pose dimension does to a drawing, as measured; a name only where it is the same for nearly all."""
 
     name: str  # "stroke thickness"; empty where no measure tells
-    strength: FiniteFloat  # change from -0.25 to 0.25, in standard deviations of that measure
+    strength: FiniteFloat  # change from -REACH to REACH, in standard deviations of that measure
 
-    def title(self, number: int) -> str:
+    def title(self, number: int, strength: bool = True) -> str:
         """Of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or its number alone."""
-        return f"{self.name} {number} ({self.strength:+.1f} SD)" if self.name else str(number)
+        if not self.name:
+            return str(number)
+        return f"{self.name} {number}" + (f" ({self.strength:+.1f} SD)" if strength else "")
 
 
 class Manifest(_Part):

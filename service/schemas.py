@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from service.catalogue import Change, State
-from service.manifest import Variant
+from service.manifest import REACH, Variant
 from service.verdict import Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
@@ -80,9 +80,9 @@ class ReconstructQuery(Subject):
 
 class SweepQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
-    low: Delta = Field(-0.25, description="delta of the first column")
-    high: Delta = Field(0.25, description="delta of the last column")
-    names: bool = Field(True, description="whether a column at the left says what each dimension does")
+    low: Delta = Field(-REACH, description="delta of the first column")
+    high: Delta = Field(REACH, description="delta of the last column")
+    names: bool = Field(True, description="a column at the left: what each dimension does, over the whole span also how strongly")
     steps: int = Field(11, ge=2, le=MOST_STEPS, description="columns")
     size: int = Field(56, ge=8, le=256, description="longer side of each drawing in pixels")
 

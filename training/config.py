@@ -173,10 +173,18 @@ class Config(_Part):
         keys = sorted(mine.keys() | theirs.keys())
         if self.training.teacher and other.training.teacher:
             keys.remove("training.teacher")  # where it lies, which may be elsewhere now; who it is, is its version
-        return [f"{key}: {mine.get(key)} against {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
+        return [
+            f"{key}: {_shown(mine.get(key))} against {_shown(theirs.get(key))}"
+            for key in keys
+            if mine.get(key) != theirs.get(key)
+        ]
 
 
 _CONFIG = TypeAdapter(Config)
+
+
+def _shown(value: Any) -> str:
+    return "''" if value == "" else str(value)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -211,7 +219,7 @@ PRESETS: dict[str, Config] = {
     for preset in (
         # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training: one cycle,
         # strong changes, averaged weights, transformations at four times the rate as in `compact`. Of labels alone it learns its
-        # digits by heart, with dropout too (models/README.md): so it learns what `compact` makes of the same changed pictures.
+        # digits by heart, and with dropout no better (models/README.md): so it also learns what `compact` makes of the same.
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), transform_scale=0.2),

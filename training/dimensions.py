@@ -14,14 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from service.manifest import Dimension
+from service.manifest import REACH, Dimension
 from training.capsules import ClassCapsules
 from training.evaluate import Model, TorchModel, poses_of
 from training.morphology import MEASURES, TINY, measured
 from training.networks import CapsuleEncoder, Decoder, Network
 from training.pairs import Batch
 
-REACH = 0.25  # how far the paper turns a dimension either way, and the sliders of the playground
 NUDGES, NUDGE = 16, 0.1  # random turns of each pose, and their size in every dimension
 STEADY = 0.6  # a dimension is named where its mean effect is this share of its root mean square: nearly always one way
 NOTICEABLE = 0.5  # and where the whole reach changes a drawing by this many of the measure's standard deviations

@@ -11,8 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from service.manifest import Dimension
-from training.dimensions import REACH
+from service.manifest import REACH, Dimension
 from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 

@@ -225,16 +225,11 @@ def _teacher(state: Checkpoint, data: DataSet, place: Place) -> Teacher:
     """Opens the bundle to learn from and notes its version: the same all the way."""
     from training.teacher import Teacher  # wants ONNX Runtime, which training without one does not
 
-    folder, teacher = state.config.training.teacher, Teacher(state.config, data)
-    version = teacher.manifest.version
-    if state.teacher not in ("", version):
-        raise CheckpointError(
-            f"expected version {state.teacher} of the teacher {folder}, from which this run has learned so far, found {version}: "
-            "put that version back, or start anew in another --out"
-        )
-    state.teacher = version
+    teacher = Teacher(state.config, data, state.teacher)
+    state.teacher = teacher.manifest.version
     if place.leads:
-        print(f"learns from labels and from {folder}, version {version}, which learned {teacher.manifest.dataset}")
+        known = f"version {state.teacher}, which learned {teacher.manifest.dataset}"
+        print(f"learns from labels and from {state.config.training.teacher} ({known})")
     return teacher
 
 

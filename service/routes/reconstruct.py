@@ -19,7 +19,7 @@ from service import images, pose, state, visits
 from service.bundle import Array
 from service.engine import Labels, perturb
 from service.errors import Busy, KeyWanted, NotAcceptable, TooLate, UnknownModel, Unprocessable
-from service.manifest import Manifest
+from service.manifest import REACH, Manifest
 from service.pose import Pose
 from service.routes.direct import Direct, refusals
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
@@ -88,7 +88,7 @@ async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Resp
         poses = np.stack([perturb(subject.values, [dim], [delta]) for dim in dims for delta in deltas])
         drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label))
         rows = drawings.reshape(len(dims), query.steps, *drawings.shape[1:])
-        return await _png(service, rows, query.size, _names(dims, served.manifest) if query.names else ())
+        return await _png(service, rows, query.size, _names(dims, served.manifest, query) if query.names else ())
 
     return await _unless_known(request, served, form, draw, named=query.names)
 
@@ -170,10 +170,10 @@ def _as(found: Pose, label: int, manifest: Manifest) -> Pose:
     return Pose(label, found.values - own + other)
 
 
-def _names(dims: Sequence[int], manifest: Manifest) -> list[str]:
-    """What each dimension does and how strongly, where the manifest knows, and its number."""
-    known = manifest.dimensions
-    return [known[dim].title(dim) if known else str(dim) for dim in dims]
+def _names(dims: Sequence[int], manifest: Manifest, query: SweepQuery) -> list[str]:
+    """What each dimension does, where the manifest knows, and its number; and how strongly, over the span that was measured."""
+    known, whole = manifest.dimensions, (query.low, query.high) == (-REACH, REACH)
+    return [known[dim].title(dim, strength=whole) if known else str(dim) for dim in dims]
 
 
 def _label(name: str, manifest: Manifest) -> int:
@@ -206,7 +206,7 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
 async def _png(service: Service, rows: Array, size: int, names: Sequence[str] = ()) -> Response:
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
-    small = rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
+    small = not names and rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
     return Response(write() if small else await service.crew.do(write), media_type=AS_PNG)
 
 

@@ -47,6 +47,7 @@ def test_tiny_is_small_and_sound() -> None:
 def test_a_row_of_a_sheet_says_what_its_dimension_does_and_how_strongly() -> None:
     assert Dimension(name="slant", strength=3.34).title(1) == "slant 1 (+3.3 SD)"
     assert Dimension(name="width", strength=-0.52).title(0) == "width 0 (-0.5 SD)"
+    assert Dimension(name="width", strength=-0.52).title(0, strength=False) == "width 0"
     assert Dimension(name="", strength=-0.2).title(7) == "7"
 
 

@@ -90,6 +90,12 @@ def test_a_sweep_says_at_its_left_what_each_row_does(client: httpx.Client) -> No
         assert named[row * 28 : (row + 1) * 28, :margin].max() > 100
 
 
+def test_a_sweep_says_how_strongly_over_the_whole_span_alone(client: httpx.Client) -> None:
+    asked = {"label": "5", "size": 28, "steps": 3}
+    whole, part = (picture(client.get("/reconstruct/sweep", params=asked | {"high": high})) for high in (0.25, 0.2))
+    assert whole.shape[1] > part.shape[1] + 20  # " (+2.2 SD)"
+
+
 def test_sweep_is_figure_4(client: httpx.Client, token: str) -> None:
     assert picture(client.get("/reconstruct/sweep", params={"pose": token, "size": 28} | BARE)).shape == (6 * 28, 11 * 28)
     rows = picture(client.get("/reconstruct/sweep", params={"label": "5", "dim": [1, 4], "steps": 3, "size": 28} | BARE))

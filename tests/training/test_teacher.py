@@ -1,5 +1,6 @@
 """A bundle that teaches a network of drawn digits: what is learned from it, and that it stays the same one all the way."""
 
+import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,9 @@ def test_who_is_taught_comes_nearer_to_the_teacher(teacher: Teacher, data: DataS
     told = teacher.lengths(images)
     apart = {}
     for folder in ("", str(TINY)):
-        network = train(config(epochs=5, teacher=folder), data, tmp_path / f"taught{bool(folder)}", CPU).restored()
+        network = train(
+            config(epochs=5, teacher=folder, precision="fp32"), data, tmp_path / f"taught{bool(folder)}", CPU
+        ).restored()
         apart[folder] = float((TorchModel(network).classify(images).lengths - told).abs().mean())
     assert apart[str(TINY)] < 0.8 * apart[""]
 
@@ -104,14 +107,15 @@ def test_a_run_goes_on_with_the_same_teacher_wherever_it_lies_now(student: Path,
 
 def test_a_run_does_not_go_on_with_another_teacher_or_with_none(student: Path, data: DataSet, tmp_path: Path) -> None:
     shutil.copytree(student / "run", tmp_path / "run")
-    other = export(checkpoint.load(student / "run"), data, tmp_path / "other", quantised=False, say=print)
-    longer = config(epochs=1, cycles=2, teacher=str(other.folder))
-    versions = (
-        f"expected version {bundle.read(TINY).manifest.version} of the teacher .*other.*, found {other.manifest.version}: put"
-    )
-    with pytest.raises(CheckpointError, match=versions):
+    other = export(checkpoint.load(student / "run"), data, tmp_path / "other", quantised=False, say=print).manifest.version
+    longer = config(epochs=1, cycles=2, teacher=str(tmp_path / "other"))
+    known = f"name with --teacher where version {bundle.read(TINY).manifest.version} lies now"
+    with pytest.raises(SettingError, match=f"the teacher .*other is version {other}; {known}.* or start anew in another --out"):
         train(longer, data, tmp_path / "run", CPU, resume=True)
-    with pytest.raises(CheckpointError, match=r"training\.teacher: .*teacher against ;|training\.teacher: .*teacher against \."):
+    shutil.rmtree(tmp_path / "other")
+    with pytest.raises(SettingError, match=f"cannot be read .*; {known}"):
+        train(longer, data, tmp_path / "run", CPU, resume=True)
+    with pytest.raises(CheckpointError, match=r"training\.teacher: .*/teacher against ''\."):
         train(config(epochs=1, cycles=2, teacher=""), data, tmp_path / "run", CPU, resume=True)
 
 
@@ -161,9 +165,25 @@ def test_a_teacher_that_does_not_fit_is_refused_before_anything_is_written(data:
 
 def test_a_teacher_that_learned_what_is_held_out_is_refused(student: Path, data: DataSet, tmp_path: Path) -> None:
     made = export(checkpoint.load(student / "run"), data, tmp_path / "student", quantised=False, say=print)
-    with pytest.raises(SettingError, match="learned from all but the last 60 .*expected --validation 60 or less, found 61"):
+    with pytest.raises(SettingError, match="all but the last 60 training pictures: expected --validation 60 or less, found 61"):
         Teacher(config(teacher=str(made.folder), validation=61), data)
     Teacher(config(teacher=str(made.folder), validation=60), data)
+    with pytest.raises(SettingError, match="expected --validation 5000 or less, found 5001"):  # it does not say of which pictures
+        Teacher(config(validation=5001), data)
+
+
+def test_a_teacher_of_another_captrain_is_refused_only_where_what_it_held_out_matters(student: Path, data: DataSet) -> None:
+    path = student / "teacher" / "manifest.json"
+    before = path.read_text()
+    manifest = json.loads(before)
+    manifest["config"]["training"]["hurry"] = True
+    path.write_text(json.dumps(manifest))
+    with pytest.raises(SettingError, match="what the teacher .*teacher held out cannot be read: .*hurry"):
+        Teacher(config(teacher=str(path.parent)), data)
+    manifest["training"]["data"] = "f" * 64
+    path.write_text(json.dumps(manifest))
+    Teacher(config(teacher=str(path.parent)), data)
+    path.write_text(before)
 
 
 def test_a_taught_run_whose_weights_are_no_numbers_says_so(student: Path, data: DataSet, tmp_path: Path) -> None:
