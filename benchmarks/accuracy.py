@@ -17,7 +17,7 @@ from training.export import measurement
 from training.subjects import opened
 
 MODELS = Path(__file__).parents[1] / "models"
-SHIPPED = ("compact", "overlap")  # others that lie there are the reader's own
+SHIPPED = ("compact", "paper", "overlap")  # others that lie there are the reader's own
 HEAD = ("model", "parameters", "files", "test error, float32", "int8", "mean of seeds", "epochs", "trained on")
 
 # What others say of themselves: (who, parameters, test error, epochs). Those with a deviation are means of several runs.

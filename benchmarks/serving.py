@@ -10,12 +10,10 @@ from __future__ import annotations
 import argparse
 import io
 import re
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 
 import numpy as np
@@ -25,7 +23,6 @@ from PIL import Image
 from benchmarks import load
 from benchmarks.load import Load
 from benchmarks.server import ROOT, SHIPPED, Server, capserve, plain
-from benchmarks.untrained import bundle_of
 from service import bundle
 from service.bundle import IMAGES, LENGTHS, Bundle
 from service.images import prepare
@@ -55,19 +52,16 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=2.0, help="of load on each server in each round")
     chosen = options.parse_args()
-    with tempfile.TemporaryDirectory() as work, ExitStack() as running:
-        rows = _measure(Path(work), running, chosen.rounds, chosen.seconds)
+    with ExitStack() as running:
+        rows = _measure(running, chosen.rounds, chosen.seconds)
     print(f"\n{cpus.available()} cores, {'wrk' if load.WRK else 'load.py'}, {chosen.rounds} rounds of {chosen.seconds:g} s")
     for row in rows:
         print(f"{'reached' if row.reached else 'MISSED ':7}  {row.what:62} {row.reach:24} {row.found}")
 
 
-def _measure(work: Path, running: ExitStack, rounds: int, seconds: float) -> list[Row]:
-    tiny = bundle.read(ROOT / "tests/bundles/tiny")
-    pictures = _pictures(tiny)
-    paper = bundle_of("paper", work / "paper", tiny)
-    compact = bundle.read(SHIPPED) if SHIPPED.exists() else bundle_of("compact", work / "compact", tiny)
-    print(f"shipped default: {'models/compact' if SHIPPED.exists() else 'compact, untrained'}", flush=True)
+def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
+    pictures = _pictures(bundle.read(ROOT / "tests/bundles/tiny"))
+    compact, paper = bundle.read(SHIPPED), bundle.read(SHIPPED.with_name("paper"))
     default, two, paper_fp32, compact_fp32 = (
         running.enter_context(server)
         for server in (

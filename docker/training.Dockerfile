@@ -1,6 +1,6 @@
 # captrain, with torch for CUDA as the package index has it; runs on a CPU as well.
 #   docker build -f docker/training.Dockerfile -t capserve-training .
-#   mkdir -p runs && docker run --gpus all --user "$(id -u):$(id -g)" -v ./runs:/runs -v ./models:/models capserve-training train --preset compact --out /runs/compact
+#   mkdir -p runs && docker run --gpus all --user "$(id -u):$(id -g)" -v ./runs:/runs capserve-training train --preset compact --out /runs/compact
 ARG PYTHON=3.13
 
 FROM python:${PYTHON}-slim AS build
@@ -8,7 +8,7 @@ ENV PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_ROOT_USER_ACTION=igno
 RUN python -m venv --without-pip /opt/capserve
 WORKDIR /src
 COPY pyproject.toml constraints.txt ./
-# ONNX Runtime is the CPU's here: it compares and quantises exported graphs, and runs bundles that teach.
+# ONNX Runtime is the CPU's here: it compares and quantises exported graphs.
 RUN python -c "import tomllib; p = tomllib.load(open('pyproject.toml', 'rb'))['project']; e = p['optional-dependencies']; \
                print('\n'.join(p['dependencies'] + e['cpu'] + e['train']))" > requirements.txt \
  && pip --python /opt/capserve install -r requirements.txt -c constraints.txt
@@ -36,7 +36,6 @@ ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 HOME=/tmp XDG_CACHE_HOME=/ca
     NVIDIA_VISIBLE_DEVICES=all NVIDIA_DRIVER_CAPABILITIES=compute,utility
 RUN install --directory --mode 1777 /cache /runs
 USER 10001:10001
-# Where the volumes /runs and /models are runs/ and models/, as in a checkout.
-WORKDIR /
+WORKDIR /runs
 ENTRYPOINT ["captrain"]
 CMD ["--help"]

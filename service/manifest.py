@@ -54,7 +54,6 @@ class TrainingRecord(_Part):
     hardware: str
     seconds: FiniteFloat
     data: Sha256 | None = None  # of the training pictures and labels; bundles made before it was kept have none
-    teacher: Name | None = None  # version of the bundle whose lengths it learned beside the labels
     parameters: int
     encoder_parameters: int
     history: tuple[dict[str, FiniteFloat], ...] = ()

@@ -30,7 +30,6 @@ class Checkpoint:
     hardware: str = ""  # all that it has run on
     processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
     precision: str = ""  # what `auto` came to where the run began
-    teacher: str = ""  # version of the bundle it learns from
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)  # a row per finished epoch
@@ -111,5 +110,4 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "
             "others would come to other numbers: resume with as many"
         )
-    longer = replace(longer, training=replace(longer.training, teacher=config.training.teacher))  # which may lie elsewhere now
     return replace(checkpoint, config=longer, processes=processes)

@@ -113,8 +113,6 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
         parted = ["other training pictures"]
     else:
         parted = config.differences(checkpoint.config)
-    if before.training.teacher and checkpoint.teacher and before.training.teacher != checkpoint.teacher:
-        parted.append("another version of the teacher")
     if len(checkpoint.history) < checkpoint.config.training.all_epochs:
         parted.append("a run that has not ended")
     if others and parted:
@@ -266,7 +264,6 @@ def _record(checkpoint: Checkpoint) -> dict[str, Any]:
         "hardware": ", ".join(filter(None, (checkpoint.hardware, checkpoint.precision))),
         "seconds": round(checkpoint.seconds, 1),
         "data": checkpoint.digest,
-        "teacher": checkpoint.teacher or None,
         "parameters": parameters(network),
         "encoder_parameters": parameters(network.encoder),
         "history": [{key: float(f"{value:.5g}") for key, value in row.items()} for row in checkpoint.history],

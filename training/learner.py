@@ -17,7 +17,7 @@ from training.config import Training
 from training.devices import DTYPES, Place, compiles
 from training.errors import chosen
 from training.evaluate import hits, objects
-from training.losses import LOSSES, reconstruction, taught
+from training.losses import LOSSES, reconstruction
 from training.networks import Network, transforms
 from training.pairs import Batch
 from training.schedules import SCHEDULES
@@ -54,9 +54,8 @@ class Learner:
         """Whether all weights are numbers."""
         return all(bool(weights.isfinite().all()) for weights in self.network.parameters())
 
-    def step(self, batch: Batch, number: int, progress: float, weight: float, lesson: Tensor | None) -> tuple[Tensor, Tensor]:
+    def step(self, batch: Batch, number: int, progress: float, weight: float) -> tuple[Tensor, Tensor]:
         """One update of the weights: of the run the `number`th, `progress` into its cycle, the batch's loss times `weight`.
-        `lesson` is what a teacher makes of the batch's pictures, lengths (batch, classes), where there is one.
 
         Gives the loss itself, and of each picture whether it was named rightly: (batch,).
         """
@@ -66,8 +65,6 @@ class Learner:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             encoding, drawings = self.model(batch.images, batch.labels)
         loss = self.loss(encoding.lengths, batch.labels)
-        if lesson is not None:
-            loss = loss + taught(encoding.lengths, lesson)
         loss = loss + self.settings.reconstruction * reconstruction(drawings, batch.targets)
         self.optimizer.zero_grad()
         (loss * weight).backward()

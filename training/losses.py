@@ -1,4 +1,4 @@
-"""What a network is asked to do: class losses on capsule lengths, a teacher's lengths, a drawing's distance from its picture."""
+"""What a network is asked to do: class losses on capsule lengths, and the drawing's distance from the picture."""
 
 from collections.abc import Callable
 
@@ -31,12 +31,6 @@ def cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
     """For the softmax baseline, which hands out probabilities."""
     present = multi_hot(probabilities, labels)
     return -(present * probabilities.clamp_min(1e-8).log()).sum(dim=1).mean()
-
-
-def taught(lengths: Tensor, teacher: Tensor) -> Tensor:
-    """How surprising a teacher's lengths are if these were the chance of each class to be there, both (batch, classes)."""
-    kept = lengths.clamp(1e-6, 1 - 1e-6)
-    return -(teacher * kept.log() + (1 - teacher) * (1 - kept).log()).sum(dim=1).mean()
 
 
 LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"margin": margin, "contrast": contrast, "cross_entropy": cross_entropy}

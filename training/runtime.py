@@ -40,6 +40,4 @@ def _opened(graph: Path) -> onnxruntime.InferenceSession:
     Where it has no int8 dot products its sums of int8 products would saturate."""
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
-    options.intra_op_num_threads = torch.get_num_threads()
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")  # torch wants the same cores in between
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

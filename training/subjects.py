@@ -29,7 +29,6 @@ class Subject:
     models: dict[str, Model]  # by what runs them: torch, fp32, int8
     bundle: Bundle | None
     digest: str | None  # of the training pictures it learned, where that is known
-    teacher: str | None  # version of the bundle that taught it
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
@@ -79,8 +78,6 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
         parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
         if first.digest not in (None, run.digest):
             parted.append("other training pictures")
-        if first.teacher and run.teacher and first.teacher != run.teacher:
-            parted.append(f"version {first.teacher} of the teacher against {run.teacher}")
         if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
     for subject in subjects if runs else ():
@@ -106,7 +103,6 @@ def _bundle(path: Path) -> Subject:
         models=models,
         bundle=read,
         digest=manifest.training.data,
-        teacher=manifest.training.teacher,
     )
 
 
@@ -116,11 +112,5 @@ def _run(path: Path, aside: Path) -> Subject:
     models: dict[str, Model] = {"torch": TorchModel(network)}
     models.update(write_graphs(graphs.storable(network), state.config.network, aside, calibration=None).items())
     return Subject(
-        config=state.config,
-        classes=state.classes,
-        history=state.history,
-        models=models,
-        bundle=None,
-        digest=state.digest,
-        teacher=state.teacher or None,
+        config=state.config, classes=state.classes, history=state.history, models=models, bundle=None, digest=state.digest
     )

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -32,9 +32,6 @@ from training.errors import CheckpointError, DataError, DivergedError, StoppedEr
 from training.evaluate import TorchModel, evaluate, fixed_batches
 from training.learner import Learner
 from training.pairs import Batch, Partners, arrangement
-
-if TYPE_CHECKING:
-    from training.teacher import Teacher
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
@@ -92,7 +89,6 @@ class Run:
         self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
         self.arrange = arrangement(settings.pairs).arrange
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
-        self.teacher = _teacher(start, data, place) if settings.teacher and not self.ended else None
         start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
         self.learner = Learner(start, place)
         self.asked = False  # of this process, to stop
@@ -151,10 +147,9 @@ class Run:
         step, place = self.checkpoint.step, self.place
         share = picked[place.rank :: place.world]
         batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
-        lesson = self.teacher.lengths(batch.images) if self.teacher else None
         count, cycle = len(share), self.settings.epochs * self.steps_per_epoch
         weight = count * place.world / len(picked)  # DDP averages over processes, we over pictures
-        loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight, lesson=lesson)
+        loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight)
         return torch.stack([loss * count, (~right)[:count].sum(), loss.new_tensor(count)])
 
     def _batch(self, picked: Tensor) -> Batch:
@@ -219,18 +214,6 @@ class Run:
         self.learner.store(state)
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)
-
-
-def _teacher(state: Checkpoint, data: DataSet, place: Place) -> Teacher:
-    """Opens the bundle to learn from and notes its version: the same all the way."""
-    from training.teacher import Teacher  # wants ONNX Runtime, which training without one does not
-
-    teacher = Teacher(state.config, data, state.teacher)
-    state.teacher = teacher.manifest.version
-    if place.leads:
-        known = f"version {state.teacher}, which learned {teacher.manifest.dataset}"
-        print(f"learns from labels and from {state.config.training.teacher} ({known})")
-    return teacher
 
 
 def _seed(settings: Training, purpose: str, number: int, rank: int = 0) -> int:

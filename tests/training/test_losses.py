@@ -2,7 +2,7 @@ import pytest
 import torch
 
 from training.capsules import Squash
-from training.losses import contrast, cross_entropy, margin, reconstruction, taught
+from training.losses import contrast, cross_entropy, margin, reconstruction
 
 
 def test_margin_is_equation_4() -> None:
@@ -50,22 +50,3 @@ def test_reconstruction_sums_pixels_and_objects_and_averages_pictures() -> None:
     drawings = torch.zeros(4, 2, 1, 3, 3)
     targets = torch.full((4, 2, 1, 3, 3), 0.5)
     assert float(reconstruction(drawings, targets)) == pytest.approx(2 * 9 * 0.25)
-
-
-def test_taught_pulls_lengths_to_the_teachers_by_their_difference() -> None:
-    """With n before squash, length / (1 - length) = n^2, the gradient by the logarithm of n^2 is how far a length is off."""
-    teacher = torch.tensor([[0.93, 0.04, 0.3]])
-    before = torch.tensor([[0.8, 0.1, 0.3]]).logit().requires_grad_()
-    taught(before.sigmoid(), teacher).backward()
-    assert before.grad is not None
-    torch.testing.assert_close(before.grad, torch.tensor([[0.8 - 0.93, 0.1 - 0.04, 0.0]]))
-
-
-@pytest.mark.parametrize("length", [0.0, 1.0])
-def test_taught_is_finite_at_either_end(length: float) -> None:
-    lengths = torch.full((1, 2), length, requires_grad=True)
-    loss = taught(lengths, torch.tensor([[0.9, 0.1]]))
-    loss.backward()
-    assert float(loss.detach()) < 15  # -log(1e-6) is 13.8
-    assert lengths.grad is not None
-    assert float(lengths.grad.abs().max()) < 1e7
