@@ -82,7 +82,9 @@ class SweepQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
     low: Delta = Field(-REACH, description="delta of the first column")
     high: Delta = Field(REACH, description="delta of the last column")
-    names: bool = Field(True, description="a column at the left: what each dimension does, over the whole span also how strongly")
+    names: bool = Field(
+        True, description="a column at the left: what each dimension does, over the default span how strongly too"
+    )
     steps: int = Field(11, ge=2, le=MOST_STEPS, description="columns")
     size: int = Field(56, ge=8, le=256, description="longer side of each drawing in pixels")
 
