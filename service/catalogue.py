@@ -18,7 +18,7 @@ from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
 from service.manifest import BundleError
 from service.metrics import Metrics
-from service.process import cpus
+from service.process import cpus, interpreter
 from service.served import Served
 from service.sessions import Device
 from service.settings import Settings
@@ -163,6 +163,7 @@ class Catalogue:
             for served in fresh.values():
                 self._metrics.describe(served.net)
                 served.measure()
+            interpreter.settle()
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
         return changes
 
@@ -189,6 +190,7 @@ class Catalogue:
     async def warm_up(self) -> None:
         for served in self:
             await self._prepare(served)
+        interpreter.settle()
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
 

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from service.app import create_app
 from service.errors import Busy, NotReloaded, StartError
 from service.manifest import BundleError
-from service.process import allocator, logs
+from service.process import allocator, interpreter, logs
 from service.process.siblings import Siblings
 from service.settings import Settings
 from service.state import Service
@@ -55,6 +55,7 @@ def app(scale: Scale) -> Any:
         there = fitted(Settings(**given), scale)
         logs.configure(there.log_format, there.log_level)
         allocator.return_large_blocks()
+        interpreter.take_short_turns()
         made = create_app(there, siblings=Replicas())
         made.add_middleware(named_by_ray)
         return made

@@ -20,7 +20,7 @@ from service.app import create_app
 from service.catalogue import Catalogue
 from service.errors import StartError
 from service.manifest import BundleError
-from service.process import allocator, siblings
+from service.process import allocator, interpreter, siblings
 from service.settings import Settings
 from service.state import Service
 from service.web.protocol import Protocol
@@ -97,6 +97,7 @@ class Server(uvicorn.Server):
 def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> int:
     """Serves on a bound socket until it is told to stop, and gives the exit status; sets `listened` once it answers there."""
     allocator.return_large_blocks()
+    interpreter.take_short_turns()
     app = create_app(settings)
     service: Service = app.state.service
     server = Server(configured(app, settings), service.catalogue, settings.linger, listened)
