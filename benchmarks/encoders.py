@@ -2,16 +2,17 @@
 
     python -m benchmarks.encoders
 
-Speed does not depend on weights, so the networks are untrained. Ratios are to `paper` in float32 at the same batch size, and
-int8's to float32 of the same network; int8 is faster on CPUs with VNNI alone.
+One thread is how the service runs them when there is enough to do, one run beside the other; all threads in one run is what a
+lone request to a slow network gets. Speed does not depend on weights, so the networks are untrained. Ratios are to `paper` in
+float32 at the same batch size, and int8's to float32 of the same network; int8 is faster on CPUs with VNNI alone.
 """
 
 from __future__ import annotations
 
-import os
 import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -21,32 +22,38 @@ from benchmarks.untrained import bundle_of
 from service import bundle
 from service.bundle import ENCODER, IMAGES
 from service.manifest import ENCODER_FILES
+from service.process import cpus
 
 LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
 BASE = ("paper", "fp32")
 PRESETS = ("paper", "compact", "compact16")
-CONTENDERS = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
+Contender = tuple[str, str]
+CONTENDERS: list[Contender] = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
 ROUNDS, SECONDS = 5, 0.4  # each contender runs this long in each round
 
 
 def main() -> None:
-    threads = len(os.sched_getaffinity(0))
     with tempfile.TemporaryDirectory() as folder:
         made = {preset: bundle_of(preset, Path(folder), bundle.read(LIKE)) for preset in PRESETS}
-        sessions = {each: session(made[each[0]].encoder(each[1]), threads) for each in CONTENDERS}
-        for batch in (1, 16):
-            rates: dict[tuple[str, str], list[float]] = {each: [] for each in CONTENDERS}
-            images = np.random.default_rng(0).random((batch, 1, 28, 28), np.float32)
-            for _ in range(ROUNDS):
-                for each in CONTENDERS:
-                    rates[each].append(images_per_second(sessions[each], images))
-            print(f"batch {batch}, {threads} threads")
-            for preset, variant in CONTENDERS:
-                own = rates[preset, variant]
-                said = f"{statistics.median(own):7.0f} images/s, {ratio(own, rates[BASE]):5.2f}x"
-                if variant != "fp32":
-                    said += f", {ratio(own, rates[preset, 'fp32']):5.2f}x of its own float32"
-                print(f"  {preset:>10} {variant}: {said}")
+        for threads in sorted({1, cpus.available()}):
+            sessions = {each: session(made[each[0]].encoder(each[1]), threads) for each in CONTENDERS}
+            for batch in (1, 16):
+                compare(sessions, batch, f"batch {batch}, threads in the run: {threads}")
+
+
+def compare(sessions: Mapping[Contender, onnxruntime.InferenceSession], batch: int, title: str) -> None:
+    rates: dict[Contender, list[float]] = {each: [] for each in CONTENDERS}
+    images = np.random.default_rng(0).random((batch, 1, 28, 28), np.float32)
+    for _ in range(ROUNDS):
+        for each in CONTENDERS:
+            rates[each].append(images_per_second(sessions[each], images))
+    print(title)
+    for preset, variant in CONTENDERS:
+        own = rates[preset, variant]
+        said = f"{statistics.median(own):7.0f} images/s, {ratio(own, rates[BASE]):5.2f}x"
+        if variant != "fp32":
+            said += f", {ratio(own, rates[preset, 'fp32']):5.2f}x of its own float32"
+        print(f"  {preset:>10} {variant}: {said}")
 
 
 def ratio(own: list[float], base: list[float]) -> float:
