@@ -243,13 +243,11 @@ class PredictionObserver:
         self._error = metrics.reconstruction_error.labels(model)
 
     def saw(self, perception: Perception, verdicts: Sequence[Verdict]) -> None:
-        # The shortest capsule that could be an object's: of two objects the second longest, as the manifest's references have it.
-        lengths = np.take_along_axis(perception.lengths, perception.winners[:, -1:], axis=1)
-        rows = zip(lengths.ravel().tolist(), perception.errors.tolist(), verdicts, strict=True)
-        for row, (length, error, verdict) in enumerate(rows):
+        for row, (error, verdict) in enumerate(zip(perception.errors.tolist(), verdicts, strict=True)):
             for label in perception.objects(row):
                 self._labels[label].inc()
-            self._length.observe(length)
+            # The shortest capsule that could be an object's: of two the second longest, as the manifest's references have it.
+            self._length.observe(float(perception.lengths[row, perception.winners[row, -1]]))
             if isfinite(error):  # only a drawing shows how far it is from the picture, and the verdict needs that
                 self._error.observe(error)
                 self._verdicts[verdict].inc()

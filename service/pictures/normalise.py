@@ -38,7 +38,8 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
     if picture.mode not in ("1", "L", "RGB") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "black"), picture)
-    levels = np.array(picture.convert("L" if channels == 1 else "RGB"), dtype=np.float32)
+    mode = "L" if channels == 1 else "RGB"
+    levels = np.array(picture if picture.mode == mode else picture.convert(mode), dtype=np.float32)
     levels *= np.float32(1 / 255)
     planes: Array = levels[None] if channels == 1 else np.ascontiguousarray(levels.transpose(2, 0, 1))
     return planes
@@ -62,10 +63,11 @@ def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Ar
         picture = _unblocked(picture)
     if picture.size == (width, height):
         grey: Array = pixels(picture)[0]
+        if _as_trained(grey, objects):
+            return grey
         negative: Array = 1 - grey
-        for image in (grey, negative):
-            if _as_trained(image, objects):
-                return image
+        if _as_trained(negative, objects):
+            return negative
     return _framed(_mended(ink_of(picture), BOX[objects] * min(height, width)), height, width)
 
 

@@ -47,10 +47,12 @@ def test_both_overlapping_digits_move_up_to_four_pixels_whatever_the_augmentatio
     images[:, :, 14, 14] = 255
     dots = Digits(images, torch.arange(2_000) % 10)
     batch = arrangement("overlapping").arrange(dots, Partners(dots), AUGMENTATIONS[augment], torch.Generator().manual_seed(0))
-    for index in range(2):
-        places = (batch.targets[:, index, 0] == 1).nonzero()[:, 1:] - 18
-        assert (int(places.min()), int(places.max())) == (-4, 4)
-        assert len(places.unique(dim=0)) == 81
+    places = [(batch.targets[:, index, 0] == 1).nonzero()[:, 1:] - 18 for index in range(2)]
+    for each in places:
+        assert (int(each.min()), int(each.max())) == (-4, 4)
+        assert len(each.unique(dim=0)) == 81
+    frames = (28 - (places[0] - places[1]).abs()).prod(dim=1) / 28**2  # how much of a digit's frame the other's covers
+    assert float(frames.mean()) == pytest.approx(0.8, abs=0.01)  # as the paper says of its own
 
 
 def test_both_digits_of_a_pair_are_augmented() -> None:
