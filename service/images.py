@@ -20,12 +20,11 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
+from service.bundle import Array
 from service.errors import NotAnImage, ServiceError, TooLarge, Unprocessable
 from service.manifest import Manifest
 from service.pictures import captions
 from service.pictures import normalise as normalising
-
-Array = NDArray[np.float32]
 
 
 @dataclass(frozen=True)

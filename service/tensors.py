@@ -14,15 +14,13 @@ from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
 
 from service import faults
-from service.bundle import TensorSpec
+from service.bundle import Array, TensorSpec
 from service.errors import MalformedRequest, TooLarge
 from service.manifest import Manifest
 
-Array = NDArray[np.float32]
 Parameters = dict[str, str | int | float | bool]
 
 FLOAT = "FP32"

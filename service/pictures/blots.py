@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Array = NDArray[np.float32]
+from service.bundle import Array
+
 Mask = NDArray[np.bool_]
 
 BINS = 64  # of a histogram of light

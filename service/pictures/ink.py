@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.pictures.blots import FAINTEST, Array, components, grain, grown, otsu, strength
+from service.bundle import Array
+from service.pictures.blots import FAINTEST, components, grain, grown, otsu, strength
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
 

@@ -12,8 +12,8 @@ import math
 import numpy as np
 from PIL import Image
 
-from service.bundle import BOX
-from service.pictures.blots import Array, extremes, stroke_width
+from service.bundle import BOX, Array
+from service.pictures.blots import extremes, stroke_width
 from service.pictures.ink import ink_of
 
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass

@@ -12,7 +12,8 @@ from operator import itemgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from service.pictures.blots import FAINTEST, Array, components, edge, extremes, grain, strength
+from service.bundle import Array
+from service.pictures.blots import FAINTEST, components, edge, extremes, grain, strength
 
 Real = NDArray[np.float64]
 

@@ -13,7 +13,8 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from service.pictures.blots import Array, Mask, components, edge, grown, otsu
+from service.bundle import Array
+from service.pictures.blots import Mask, components, edge, grown, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet

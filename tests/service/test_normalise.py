@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service import images
+from service.bundle import Array
 from service.engine import CapsNet, Perception
 from service.pictures.ink import ink_of
 from service.pictures.sheet import sheet_of
@@ -19,7 +20,6 @@ from service.verdict import Judge
 from tests import drawings
 from tests.mnist import Digits
 
-Array = NDArray[np.float32]
 SHAPE = (1, 28, 28)
 
 

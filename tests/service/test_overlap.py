@@ -10,10 +10,10 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from numpy.typing import NDArray
 from PIL import Image
 
 from service import catalogue, images
+from service.bundle import Array
 from service.settings import Settings
 from tests import drawings, mnist
 from tests.service.conftest import encoded, serving
@@ -21,7 +21,6 @@ from tests.service.test_metrics import samples
 
 MODELS = Path(__file__).parents[2] / "models"
 SHAPE = (1, 36, 36)
-Array = NDArray[np.float32]
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ from PIL import Image, ImageFilter
 from sklearn.metrics import roc_auc_score
 
 from service import bundle, images, verdict
+from service.bundle import Array
 from service.engine import CapsNet, Perception
 from service.verdict import Judge
 from tests import drawings
@@ -24,7 +25,6 @@ SHAPE = (1, 28, 28)
 LOOKALIKES = set("OoDQIlijJZzSsBbGgqCcTtYAhr")  # a 0, 1, 2, 5, 6, 7, 8, 9 or 4 to somebody who has seen digits alone
 LETTERS = sorted(set(string.ascii_letters) - LOOKALIKES)
 
-Array = NDArray[np.float32]
 LENGTHS = np.array([0.02, 0.05, 0.01, 0.03, 0.02, 0.01, 0.04, 0.97, 0.02, 0.06], np.float32)
 
 
