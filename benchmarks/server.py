@@ -1,14 +1,16 @@
-"""A server in a process of its own, started for a benchmark and stopped after it: ours, or the plain endpoint."""
+"""A server in a process of its own, started for a benchmark and stopped after it: ours, the plain endpoint, or another's."""
 
 from __future__ import annotations
 
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,6 +26,7 @@ class Server:
     command: list[str]
     environment: dict[str, str]
     ready_at: str
+    heard: bool = True  # or what it says is thrown away
     port: int = 0
     seconds_to_ready: float = 0.0
     process: subprocess.Popen[bytes] | None = None
@@ -34,7 +37,14 @@ class Server:
             self.port = probe.getsockname()[1]
         began = time.perf_counter()
         command = [part.format(port=self.port) for part in self.command]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=os.environ | self.environment | {"CAPSERVE_PORT": str(self.port)})
+        self.process = subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=os.environ | self.environment | {"CAPSERVE_PORT": str(self.port)},
+            stdout=None if self.heard else subprocess.DEVNULL,
+            stderr=None if self.heard else subprocess.DEVNULL,
+            start_new_session=True,
+        )
         while not self._ready():
             if self.process.poll() is not None or time.perf_counter() - began > 60:
                 raise SystemExit(f"{' '.join(command)} did not become ready")
@@ -46,6 +56,8 @@ class Server:
         assert self.process is not None
         self.process.terminate()
         self.process.wait(40)
+        with suppress(ProcessLookupError):  # LitServe leaves its workers behind, and they never rest
+            os.killpg(self.process.pid, signal.SIGKILL)
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:

@@ -60,7 +60,7 @@ def main() -> None:
 
 
 def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
-    pictures = _pictures(bundle.read(ROOT / "tests/bundles/tiny"))
+    pictures = samples(bundle.read(ROOT / "tests/bundles/tiny"))
     compact, paper = bundle.read(SHIPPED), bundle.read(SHIPPED.with_name("paper"))
     default, two, paper_fp32, compact_fp32 = (
         running.enter_context(server)
@@ -113,7 +113,7 @@ def _load(
     server: Server, pictures: Sequence[bytes], seconds: float, concurrency: int = CONCURRENCY, query: str = "?reconstruct=false"
 ) -> Load:
     """The plain endpoint takes no query, and looks at none."""
-    requests = [_multipart(f"/predict{query}", picture) for picture in pictures]
+    requests = [multipart(f"/predict{query}", picture) for picture in pictures]
     found = load.put(server.port, requests, concurrency, seconds)
     if found.failed:
         raise SystemExit(f"{found.failed} of {found.requests} requests failed on {' '.join(server.command)}")
@@ -169,7 +169,7 @@ def _bare_run(made: Bundle) -> float:
     return median(taken)
 
 
-def _pictures(made: Bundle) -> list[bytes]:
+def samples(made: Bundle) -> list[bytes]:
     """PNG digits as MNIST has them, which is what people measure with, each turned a little."""
     pngs = []
     for image in made.example("fp32").images:
@@ -182,7 +182,7 @@ def _pictures(made: Bundle) -> list[bytes]:
     return pngs
 
 
-def _multipart(path: str, picture: bytes) -> bytes:
+def multipart(path: str, picture: bytes) -> bytes:
     part = b'--cut\r\nContent-Disposition: form-data; name="file"; filename="digit.png"\r\nContent-Type: image/png\r\n\r\n'
     return load.request(path, "multipart/form-data; boundary=cut", part + picture + b"\r\n--cut--\r\n")
 

@@ -1,0 +1,43 @@
+"""The encoder behind LitServe, as its documentation has it: batches of 16, decoding in the API's own process.
+
+ENCODER=models/compact/encoder.int8.onnx WORKERS=1 python benchmarks/litserve_endpoint.py 8000
+"""
+
+import os
+import sys
+
+import litserve
+import numpy as np
+import onnxruntime
+from PIL import Image
+
+BATCH, WAIT = 16, 0.002  # images, seconds; 0.005 and its fast queue were no faster
+
+
+class Digits(litserve.LitAPI):
+    def setup(self, device):
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = 1  # as capserve runs an encoder that is this quick
+        self.session = onnxruntime.InferenceSession(os.environ["ENCODER"], options, providers=["CPUExecutionProvider"])
+
+    def decode_request(self, request):
+        picture = Image.open(request["file"].file).convert("L").resize((28, 28))
+        return np.asarray(picture, np.float32)[None] / 255
+
+    def batch(self, inputs):
+        return np.stack(inputs)
+
+    def predict(self, images):
+        return self.session.run(["lengths"], {"images": images})[0]
+
+    def unbatch(self, lengths):
+        return list(lengths)
+
+    def encode_response(self, lengths):
+        return {"label": int(lengths.argmax()), "probabilities": lengths.tolist()}
+
+
+if __name__ == "__main__":
+    api = Digits(max_batch_size=BATCH, batch_timeout=WAIT)
+    server = litserve.LitServer(api, accelerator="cpu", workers_per_device=int(os.environ["WORKERS"]))
+    server.run(port=int(sys.argv[1]), generate_client_file=False, log_level="warning")
