@@ -1,4 +1,4 @@
-"""The encoder behind BentoML, as its documentation has it: adaptive batches of up to 16, without its access log.
+"""The encoder behind BentoML, as its documentation has it: adaptive batches of up to 16, no access log.
 
 ENCODER=models/compact/encoder.int8.onnx WORKERS=1 bentoml serve benchmarks.bentoml_endpoint:Digits
 """
@@ -10,7 +10,7 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-PATIENCE = 1_000  # milliseconds; with 20 it refused two thirds of the load
+PATIENCE = 1_000  # of a batch, milliseconds; with 20 it refused two thirds of the load
 
 
 @bentoml.service(workers=int(os.environ["WORKERS"]), logging={"access": {"enabled": False}})

@@ -3,8 +3,9 @@
     python -m benchmarks.encoders
 
 One thread is how the service runs them when there is enough to do, one run beside the other; all threads in one run is what a
-lone request to a slow network gets. Speed does not depend on weights, so the networks are untrained. Ratios are to `paper` in
-float32 at the same batch size, and int8's to float32 of the same network; int8 is faster on CPUs with VNNI alone.
+lone request to a slow network gets. Options are ONNX Runtime's own: its idle threads spin, the service's sleep. Speed does not
+depend on weights, so the networks are untrained. Ratios are to `paper` in float32 at the same batch size, and int8's to float32
+of the same network; int8 is faster on CPUs with VNNI alone.
 """
 
 from __future__ import annotations

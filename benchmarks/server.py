@@ -7,12 +7,15 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 from service.bundle import Bundle
 from service.manifest import Variant
@@ -26,10 +29,11 @@ class Server:
     command: list[str]
     environment: dict[str, str]
     ready_at: str
-    heard: bool = True  # or what it says is thrown away
+    heard: bool = True  # or what it says is only told if it does not start
     port: int = 0
     seconds_to_ready: float = 0.0
     process: subprocess.Popen[bytes] | None = None
+    said: IO[bytes] | None = None
 
     def __enter__(self) -> Server:
         with socket.socket() as probe:
@@ -37,27 +41,45 @@ class Server:
             self.port = probe.getsockname()[1]
         began = time.perf_counter()
         command = [part.format(port=self.port) for part in self.command]
+        self.said = None if self.heard else tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=os.environ | self.environment | {"CAPSERVE_PORT": str(self.port)},
-            stdout=None if self.heard else subprocess.DEVNULL,
-            stderr=None if self.heard else subprocess.DEVNULL,
-            start_new_session=True,
+            stdout=self.said,
+            stderr=self.said,
         )
-        while not self._ready():
-            if self.process.poll() is not None or time.perf_counter() - began > 60:
-                raise SystemExit(f"{' '.join(command)} did not become ready")
-            time.sleep(0.005)
+        try:
+            while not self._ready():
+                if self.process.poll() is not None or time.perf_counter() - began > 60:
+                    raise SystemExit(f"{' '.join(command)} did not become ready{self._last_words()}")
+                time.sleep(0.005)
+        except BaseException:
+            self._stop()
+            raise
         self.seconds_to_ready = time.perf_counter() - began
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._stop()
+
+    def _stop(self) -> None:
+        """And all that it started: LitServe leaves its workers behind, and they never rest."""
         assert self.process is not None
+        family = list(_descendants(self.process.pid))
         self.process.terminate()
-        self.process.wait(40)
-        with suppress(ProcessLookupError):  # LitServe leaves its workers behind, and they never rest
-            os.killpg(self.process.pid, signal.SIGKILL)
+        try:
+            self.process.wait(40)
+        finally:
+            for each in (self.process.pid, *family):
+                with suppress(ProcessLookupError):
+                    os.kill(each, signal.SIGKILL)
+
+    def _last_words(self) -> str:
+        if self.said is None:
+            return ""
+        self.said.seek(0)
+        return f": {self.said.read().decode(errors='replace')[-2000:]}"
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
@@ -71,9 +93,16 @@ class Server:
     def _ready(self) -> bool:
         try:
             self.get(self.ready_at)
-        except (urllib.error.URLError, ConnectionError):
+        except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
         return True
+
+
+def _descendants(process: int) -> Iterator[int]:
+    for children in Path("/proc").glob(f"{process}/task/*/children"):
+        for child in map(int, children.read_text().split()):
+            yield child
+            yield from _descendants(child)
 
 
 def plain(made: Bundle) -> Server:

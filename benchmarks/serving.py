@@ -30,6 +30,7 @@ from service.manifest import Variant
 from service.process import cpus
 
 CONCURRENCY = 32
+MULTIPART = "multipart/form-data; boundary=cut"
 BARE_RUNS = 200
 
 # What is loaded, as the output names it.
@@ -184,7 +185,7 @@ def samples(made: Bundle) -> list[bytes]:
 
 def multipart(path: str, picture: bytes) -> bytes:
     part = b'--cut\r\nContent-Disposition: form-data; name="file"; filename="digit.png"\r\nContent-Type: image/png\r\n\r\n'
-    return load.request(path, "multipart/form-data; boundary=cut", part + picture + b"\r\n--cut--\r\n")
+    return load.request(path, MULTIPART, part + picture + b"\r\n--cut--\r\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import gc
 import sys
 
 # Seconds after which a thread that computes lets another go on. The runners leave Python for each graph and come back for a
-# moment; Python's own 5 ms would keep them, and a batch of answers with them, from it for as long as the event loop is busy.
+# moment; with Python's own 5 ms they, and a batch of answers with them, wait up to as long each time the event loop is busy.
 # With far shorter turns it is the event loop that waits: at 10 us small pictures beside photographs took half as long again.
 TURN = 5e-4
 

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import gc
+import shutil
+import sys
 import weakref
-from collections.abc import Mapping
+from pathlib import Path
 
-from service.engine import CapsNet
-from service.process import interpreter
+import pytest
+
+from service.process import interpreter, server
+from service.served import Served
+from tests.service.bundles import TINY, renewed
 from tests.service.conftest import serving, settings
 
 
@@ -18,11 +23,16 @@ class Ring:
         self.itself = self
 
 
-def test_a_server_that_is_ready_has_settled(nets: Mapping[str, CapsNet]) -> None:
+def test_a_server_has_settled_when_it_is_ready_and_again_when_it_has_reloaded(tmp_path: Path) -> None:
+    """Otherwise its models would be among what Python looks through."""
+    shutil.copytree(TINY, tmp_path / "models" / "tiny")
+    chosen = settings(api_key="sesame").model_copy(update={"models": tmp_path / "models"})
     gc.unfreeze()
-    with serving(settings(), nets):
-        standing, looked_through = gc.get_freeze_count(), len(gc.get_objects())
-    assert standing > looked_through
+    with serving(chosen) as client:
+        assert not looked_through()
+        renewed(tmp_path / "models" / "tiny", "second")
+        assert client.post("/models/reload", headers={"X-API-Key": "sesame"}).json()["models"] == {"tiny": "replaced"}
+        assert not looked_through()
 
 
 def test_settling_takes_rubbish_away_even_what_an_earlier_one_left_standing() -> None:
@@ -35,3 +45,25 @@ def test_settling_takes_rubbish_away_even_what_an_earlier_one_left_standing() ->
     assert gone() is not None
     interpreter.settle()
     assert gone() is None
+
+
+def test_a_server_s_threads_give_way_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Far(Exception):
+        """As far as this server shall go."""
+
+    def stop(*_: object) -> None:
+        raise Far
+
+    monkeypatch.setattr(server, "create_app", stop)
+    before = sys.getswitchinterval()
+    try:
+        with pytest.raises(Far):
+            server.serve(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
+        assert sys.getswitchinterval() == pytest.approx(interpreter.TURN)
+        assert sys.getswitchinterval() < before
+    finally:
+        sys.setswitchinterval(before)
+
+
+def looked_through() -> list[object]:
+    return [each for each in gc.get_objects() if type(each) is Served]
