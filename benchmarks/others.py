@@ -1,6 +1,6 @@
 """capserve's default beside LitServe and BentoML: the same encoder file, pictures and load, one server after the other.
 
-    python -m venv others && others/bin/pip install -c constraints.txt litserve bentoml onnxruntime pillow
+    python -m venv others && others/bin/pip install litserve bentoml onnxruntime pillow
     python -m benchmarks.others others/bin/python
 
 They live in an environment of their own, since what they bring would change ours. Their answers are a label and lengths;
