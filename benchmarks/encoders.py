@@ -22,13 +22,14 @@ import onnxruntime
 from benchmarks.untrained import bundle_of
 from service import bundle
 from service.bundle import ENCODER, IMAGES
-from service.manifest import ENCODER_FILES
+from service.manifest import ENCODER_FILES, Variant
 from service.process import cpus
 
+Contender = tuple[str, Variant]
+
 LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
-BASE = ("paper", "fp32")
+BASE: Contender = ("paper", "fp32")
 PRESETS = ("paper", "compact", "compact16")
-Contender = tuple[str, str]
 CONTENDERS: list[Contender] = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
 ROUNDS, SECONDS = 5, 0.4  # each contender runs this long in each round
 

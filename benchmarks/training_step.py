@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.nn.functional as F
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from training.capsules import lengths
 from training.config import PRESETS
+from training.convolution import LargeConv2d
 from training.devices import DTYPES, hardware, keep_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
@@ -56,21 +58,22 @@ class TheirCapsNet(nn.Module):
                 logits = logits + (capsules * seen).sum(dim=-1)
         capsules = capsules.squeeze(2)
         masked = capsules * F.one_hot(labels[:, 0], 10)[..., None]
-        return lengths(capsules), self.decoder(masked.flatten(1)).unflatten(1, (1, 1, 28, 28))
+        drawings: Tensor = self.decoder(masked.flatten(1))
+        return lengths(capsules), drawings.unflatten(1, (1, 1, 28, 28))
 
 
 def their_squash(vectors: Tensor) -> Tensor:
-    norm = vectors.norm(dim=-1, keepdim=True)
+    norm: Tensor = vectors.norm(dim=-1, keepdim=True)
     return norm**2 / (1 + norm**2) / (norm + 1e-8) * vectors
 
 
 def ours(dtype: torch.dtype, directly: bool = False) -> Callable[[Tensor, Tensor], None]:
     network = Network(replace(PAPER.network, dropout=0.0))  # which the copy has not, and which routes a second time
     if directly:
-        large = network.encoder.primary.convolution
-        plain = nn.Conv2d(large.in_channels, large.out_channels, large.kernel_size, large.stride)
-        network.encoder.primary.convolution = plain
-    network = network.to(memory_format=torch.channels_last)
+        for part in network.modules():
+            if isinstance(part, LargeConv2d):
+                part.forward = partial(nn.Conv2d.forward, part)  # type: ignore[method-assign]
+    network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
     optimizer = torch.optim.Adam(network.parameters(), fused=True)
 
     def step(images: Tensor, labels: Tensor) -> None:
@@ -86,7 +89,8 @@ def theirs() -> Callable[[Tensor, Tensor], None]:
     optimizer = torch.optim.Adam(network.parameters())
 
     def step(images: Tensor, labels: Tensor) -> None:
-        _update(optimizer, *network(images, labels), images, labels)
+        found, drawings = network(images, labels)
+        _update(optimizer, found, drawings, images, labels)
 
     return step
 
