@@ -46,23 +46,6 @@ class Routing(_Part):
     iterations: int = Field(ge=1)
 
 
-class ErrorRate(_Part):
-    """Errors counted, and in per cent with their 95 % interval."""
-
-    errors: int
-    count: int
-    percent: FiniteFloat
-    low: FiniteFloat
-    high: FiniteFloat
-
-
-class TwinRecord(_Part):
-    """The network of the same recipe that says what is usual for pictures never learned, where this one learned them all."""
-
-    seed: int
-    held_out: ErrorRate  # in float32, on the pictures that it did not learn
-
-
 class TrainingRecord(_Part):
     """How the weights came to be; `history` is a row per epoch."""
 
@@ -73,8 +56,17 @@ class TrainingRecord(_Part):
     data: Sha256 | None = None  # of the training pictures and labels; bundles made before it was kept have none
     parameters: int
     encoder_parameters: int
-    twin: TwinRecord | None = None  # thresholds and references are its
     history: tuple[dict[str, FiniteFloat], ...] = ()
+
+
+class ErrorRate(_Part):
+    """Errors counted, and in per cent with their 95 % interval."""
+
+    errors: int
+    count: int
+    percent: FiniteFloat
+    low: FiniteFloat
+    high: FiniteFloat
 
 
 class Measured(_Part):

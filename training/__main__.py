@@ -127,12 +127,6 @@ def _export_flags(command: argparse.ArgumentParser) -> None:
         "--bundle", required=True, type=Path, metavar="DIR", help="models/NAME; NAME is what the service calls it"
     )
     command.add_argument("--int8", action="store_true", help="add an int8 encoder, calibrated on training pictures")
-    command.add_argument(
-        "--twin",
-        type=Path,
-        metavar="RUN_OR_BUNDLE",
-        help="of a run that held nothing out (--validation 0): another of the same recipe that did, to say what is usual",
-    )
     command.set_defaults(run=_export)
 
 
@@ -141,9 +135,7 @@ def _export(options: argparse.Namespace) -> None:
 
     finished = checkpoint.load(options.source)
     found = subjects.matching_data(finished.config, finished.classes, options.data)
-    with ExitStack() as stack:
-        twin = options.twin and subjects.twin(stack.enter_context(subjects.opened(options.twin)), finished)
-        made = export.export(finished, found, options.bundle, options.int8, say=print, twin=twin)
+    made = export.export(finished, found, options.bundle, options.int8, say=print)
     size = sum(file.stat().st_size for file in made.folder.iterdir())
     print(f"{made.folder}: {', '.join(made.manifest.variants)}, {size / 1e6:.2f} MB, version {made.manifest.version}")
 
@@ -162,9 +154,8 @@ def _figures(options: argparse.Namespace) -> None:
 
     with subjects.opened(options.source) as subject:
         settings = subject.config.training
-        data = subject.data(options.data)
-        unseen = data.split(settings.validation)[1] if settings.validation else data.test
-        model, pictures = next(iter(subject.models.values())), evaluate.fixed_batches(unseen, settings.pairs)
+        _, held_out = subject.data(options.data).split(settings.validation)
+        model, pictures = next(iter(subject.models.values())), evaluate.fixed_batches(held_out, settings.pairs)
         if options.redrawn:
             pictures = figures.redrawn(model, pictures)
         names = subject.bundle.manifest.dimensions if subject.bundle else ()

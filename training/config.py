@@ -124,7 +124,7 @@ class Training(_Part):
     loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths), or cross_entropy for a softmax")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
-    validation: int = _flag(5_000, "the last N training pictures are held out and choose everything; 0: all are learned", 0)
+    validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
     seed: int = _flag(0, "all randomness follows from it", 0, 2**31 - 1)
 
     @property

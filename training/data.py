@@ -70,9 +70,9 @@ class DataSet:
     def split(self, held_out: int) -> tuple[Digits, Digits]:
         """Training and validation pictures: the last `held_out` choose everything, the test set nothing."""
         count = len(self.train)
-        if not 0 <= held_out < count:
+        if not 0 < held_out < count:
             raise DataError(
-                f"{self.folder}: expected to hold out between 0 and {count - 1} of the {count} training pictures "
+                f"{self.folder}: expected to hold out between 1 and {count - 1} of the {count} training pictures "
                 f"(--validation of `captrain train`), got {held_out}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
@@ -81,7 +81,7 @@ class DataSet:
             "others, to learn from": learn,
         }
         for what, part in parts.items():
-            for index, name in enumerate(self.classes if len(part) else ()):
+            for index, name in enumerate(self.classes):
                 if not (part.labels == index).any():
                     raise DataError(
                         f"class {name!r} is in none of the {what}; if the files are sorted by class, shuffle them, "

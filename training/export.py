@@ -27,7 +27,6 @@ from service.manifest import (
     ErrorRate,
     Measured,
     OtherSeed,
-    TwinRecord,
     Variant,
     check_name,
     record,
@@ -39,12 +38,12 @@ from training.config import CapsuleNet, Config, PlainNet, Training
 from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, poses_of_objects
 from training.errors import ExportError, TrainingError
-from training.evaluate import Evaluation, Model, TorchModel, drawings_of, evaluate, fixed_batches, objects
+from training.evaluate import Evaluation, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
 from training.quantise import int8
 from training.runtime import OnnxModel
-from training.statistics import Prototypes, Usual, prototypes, usual
+from training.statistics import Statistics, usual
 
 PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
@@ -52,47 +51,22 @@ CALIBRATION = 1_000  # training pictures that show the quantiser usual activatio
 TURNED = 2_000  # validation pictures whose poses are turned to see what each dimension does
 EXAMPLES = 6
 
-ALONE = (
-    "this run learned all pictures (--validation 0), so none tells what is usual for pictures never learned: name with --twin a "
-    "run or bundle of the same preset and flags that held some out"
-)
-UNWANTED = "this run held pictures out itself, which tell what is usual: leave --twin away"
-
-
-class Twin(NamedTuple):
-    """A network of the same recipe that held pictures out: what is usual for pictures never learned is measured on it."""
-
-    model: Model
-    seed: int
-    held_out: int
-
 
 class _Findings(NamedTuple):
     """What running its graphs tells of a bundle."""
 
     parity: float
-    usual: Usual
-    prototypes: Prototypes
+    usual: Statistics
     errors: dict[Variant, Measured]  # on validation pictures
-    twin: TwinRecord | None
     dimensions: tuple[Dimension, ...]
 
 
-def export(
-    checkpoint: Checkpoint,
-    data: DataSet,
-    folder: Path,
-    quantised: bool,
-    say: Callable[[str], None],
-    twin: Twin | None = None,
-) -> Bundle:
+def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
     """Writes the bundle beside its place first, so that a failure leaves what was there."""
     check_name(folder.name)
     if folder.exists() and not (folder / MANIFEST).exists():
         raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
     data.expect(checkpoint.digest)  # it is measured on those held out from its own
-    if (twin is None) == (checkpoint.config.training.validation == 0):
-        raise ExportError(ALONE if twin is None else UNWANTED)
     kept = _other_seeds(folder, checkpoint, say)
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
@@ -101,7 +75,7 @@ def export(
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
         draft = Path(work) / folder.name
         draft.mkdir()
-        findings = _build(checkpoint, data, draft, quantised, say, twin)
+        findings = _build(checkpoint, data, draft, quantised, say)
         bundle.write(draft, _manifest(checkpoint, data, findings, kept))
         _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
     return bundle.read(folder)
@@ -146,12 +120,10 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     return () if parted else others
 
 
-def _build(
-    checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None], twin: Twin | None
-) -> _Findings:
+def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> _Findings:
     """The graphs and the example into the folder, and what was found by running them."""
     config, settings = checkpoint.config, checkpoint.config.training
-    learn, validation = data.split(twin.held_out if twin else settings.validation)
+    learn, validation = data.split(settings.validation)
     network = graphs.storable(_turned(_finite(checkpoint), _samples(validation, settings), config, say))
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None)
@@ -159,13 +131,10 @@ def _build(
     if not worst <= PARITY:  # a NaN is not
         raise ExportError(f"torch and ONNX Runtime differ by {worst:.2g}; expected at most {PARITY}")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
-    findings = _measure(models, validation, settings, data.classes, worst, twin)
-    if findings.twin:
-        say(f"validation error of its twin: {findings.twin.held_out.percent:.2f} %; this run learned these pictures too")
-    else:
-        found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
-        say(f"validation error: {', '.join(found)}")
-    _write_example(models, torch.tensor(findings.prototypes), folder)
+    findings = _measure(models, validation, settings, data.classes, worst)
+    found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
+    say(f"validation error: {', '.join(found)}")
+    _write_example(models, torch.tensor(findings.usual.prototypes), folder)
     return findings
 
 
@@ -190,25 +159,14 @@ def _finite(checkpoint: Checkpoint) -> Network:
 
 
 def _measure(
-    models: Mapping[Variant, OnnxModel],
-    validation: Digits,
-    settings: Training,
-    classes: tuple[str, ...],
-    worst: float,
-    twin: Twin | None,
+    models: Mapping[Variant, OnnxModel], validation: Digits, settings: Training, classes: tuple[str, ...], worst: float
 ) -> _Findings:
-    """By ONNX Runtime, as the service will run them. Of pictures that were learned no error is counted, and nothing is usual."""
+    """By ONNX Runtime, as the service will run them."""
     batches = partial(fixed_batches, validation, settings.pairs)
-
-    def counted(model: Model) -> Evaluation:
-        return evaluate(model, batches(), len(classes))
-
     return _Findings(
         parity=worst,
-        usual=usual(twin.model if twin else models["fp32"], batches(), classes),
-        prototypes=prototypes(models["fp32"], batches(), len(classes)),
-        errors={} if twin else {variant: measurement(counted(model)) for variant, model in models.items()},
-        twin=TwinRecord(seed=twin.seed, held_out=_rate(counted(twin.model))) if twin else None,
+        usual=usual(models["fp32"], batches(), classes),
+        errors={variant: measurement(evaluate(model, batches(), len(classes))) for variant, model in models.items()},
         dimensions=dimensions(models["fp32"], poses_of_objects(models["fp32"], _samples(validation, settings))),
     )
 
@@ -227,10 +185,10 @@ def _manifest(checkpoint: Checkpoint, data: DataSet, findings: _Findings, other_
         "preset": config.preset,
         "dataset": data.name,
         "config": config.to_dict(),
-        "training": {**_record(checkpoint), "twin": findings.twin},
+        "training": _record(checkpoint),
         "metrics": {"parity": findings.parity, "validation": findings.errors, "other_seeds": other_seeds},
         "thresholds": findings.usual.thresholds,
-        "prototypes": findings.prototypes,
+        "prototypes": findings.usual.prototypes,
         "dimensions": findings.dimensions,
         "references": findings.usual.references,
     }

@@ -119,8 +119,7 @@ def curves(history: Sequence[dict[str, float]]) -> Figure | None:
     epochs = [row["epoch"] for row in history]
     loss.plot(epochs, [row["loss"] for row in history], label="training loss")
     error.plot(epochs, [row["training_error"] for row in history], label="training (augmented)")
-    if all("validation_error" in row for row in history):
-        error.plot(epochs, [row["validation_error"] for row in history], label="validation")
+    error.plot(epochs, [row["validation_error"] for row in history], label="validation")
     for axes, unit in ((loss, "loss"), (error, "error, %")):
         axes.set(xlabel="epoch", ylabel=unit, yscale="log")
         axes.grid(alpha=0.3, which="both")

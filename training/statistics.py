@@ -17,19 +17,24 @@ HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and where large is
 PRESENCE = 0.5  # percentile of winning lengths: all but one in 200 real pictures have a capsule at least this long
 BINS = 20
 
-Prototypes = tuple[tuple[float, ...], ...]  # (classes, pose)
-
 
 @dataclass(frozen=True)
-class Usual:
+class Statistics:
     thresholds: Thresholds
     references: References
+    prototypes: tuple[tuple[float, ...], ...]
 
 
-def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Usual:
-    winners, margins, errors, labels = (torch.cat(part) for part in zip(*(_seen(model, batch) for batch in batches), strict=True))
-    by_class = {name: _percentiles(errors[(labels == index).any(dim=1)], HIGH) for index, name in enumerate(classes)}
-    return Usual(
+def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Statistics:
+    winners, margins, errors, labels, poses = (
+        torch.cat(part) for part in zip(*(_seen(model, batch) for batch in batches), strict=True)
+    )
+    by_class, prototypes = {}, []
+    for index, name in enumerate(classes):
+        shown = (labels == index).any(dim=1)
+        by_class[name] = _percentiles(errors[shown], HIGH)
+        prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
+    return Statistics(
         Thresholds(
             presence=float(torch.quantile(winners, PRESENCE / 100)),
             lengths=_percentiles(winners, LOW),
@@ -40,24 +45,18 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> U
             winner_length=_histogram(winners, 0.0, 1.0),
             reconstruction_error=_histogram(errors, 0.0, float(errors.max()) * 1.25),
         ),
+        tuple(prototypes),
     )
 
 
-def prototypes(model: Model, batches: Iterable[Batch], classes: int) -> Prototypes:
-    """The mean pose of each class."""
-    seen = [(poses_of(model.classify(batch.images).capsules, batch.labels), batch.labels) for batch in batches]
-    poses, labels = (torch.cat(part) for part in zip(*seen, strict=True))
-    return tuple(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())) for index in range(classes))
-
-
 def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
-    """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels."""
+    """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
     drawing = draw(model, encoding.capsules, objects(encoding.lengths, count))  # of what it believes, as the service draws
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
     shortest, lead = ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count]
-    return shortest, lead, errors, batch.labels
+    return shortest, lead, errors, batch.labels, poses_of(encoding.capsules, batch.labels)
 
 
 def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:

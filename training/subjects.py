@@ -12,12 +12,11 @@ from service import bundle
 from service.bundle import Bundle
 from service.manifest import MANIFEST
 from training import checkpoint, graphs
-from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
 from training.evaluate import Evaluation, Model, TorchModel, evaluate, fixed_batches
-from training.export import Twin, write_graphs
+from training.export import write_graphs
 from training.runtime import OnnxModel
 from training.train import fitted
 
@@ -76,37 +75,18 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
     if len(set(seeds)) < len(seeds):
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
-        if parted := _parted(first.config, first.digest, run, but=("seed",)):
+        parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
+        if first.digest not in (None, run.digest):
+            parted.append("other training pictures")
+        if parted:
             raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
     for subject in subjects if runs else ():
-        _expect_finished(subject)
+        done, asked = len(subject.history), subject.config.training.all_epochs
+        if done < asked:
+            raise TrainingError(
+                f"expected seed {subject.config.training.seed} after {asked} epochs, found {done}: finish it first"
+            )
     return first.bundle
-
-
-def twin(subject: Subject, told: Checkpoint) -> Twin:
-    """Who says what is usual for pictures that the run `told` has learned: a finished network of the same recipe that has not."""
-    settings = subject.config.training
-    if not settings.validation:
-        raise TrainingError("expected a twin that held pictures out, found one that learned all of them too")
-    if parted := _parted(told.config, told.digest, subject, but=("seed", "validation")):
-        raise TrainingError(
-            f"expected a twin that differs from the run in seed and pictures held out alone, found {'; '.join(parted)}"
-        )
-    _expect_finished(subject)
-    return Twin(subject.models["fp32"], settings.seed, settings.validation)
-
-
-def _parted(config: Config, digest: str | None, other: Subject, but: tuple[str, ...]) -> list[str]:
-    """In what they differ beside these settings: `training.epochs: 30 against 1`."""
-    ignored = tuple(f"training.{name}:" for name in but)
-    parted = [each for each in config.differences(other.config) if not each.startswith(ignored)]
-    return parted + (["other training pictures"] if digest not in (None, other.digest) else [])
-
-
-def _expect_finished(subject: Subject) -> None:
-    done, asked = len(subject.history), subject.config.training.all_epochs
-    if done < asked:
-        raise TrainingError(f"expected seed {subject.config.training.seed} after {asked} epochs, found {done}: finish it first")
 
 
 def _bundle(path: Path) -> Subject:

@@ -165,30 +165,24 @@ class Run:
         running, state.running = state.running, {}
         if not self.place.leads:
             return
+        batches = fixed_batches(self.validation, self.settings.pairs)
+        measured = evaluate(TorchModel(self.learner.result, self.place.device), batches, state.config.network.classes)
         seconds = state.seconds - sum(row["seconds"] for row in state.history)
         row = {
             "epoch": state.step // self.steps_per_epoch,
             "loss": running["loss"] / running["seen"],
             "training_error": 100 * running["errors"] / running["seen"],
-            **self._held_out(),
+            "validation_error": measured.error,
+            "validation_reconstruction_error": measured.reconstruction_error,
             "learning_rate": self.learner.rate,
             "seconds": seconds,
         }
         state.history.append(row)
-        held_out = f"validation error {row['validation_error']:.2f} %  " if "validation_error" in row else ""
         tqdm.write(
             f"epoch {row['epoch']}/{self.settings.all_epochs}  loss {row['loss']:.4f}  "
-            f"training error {row['training_error']:.2f} %  {held_out}{len(self.learn) / seconds:.0f} images/s"
+            f"training error {row['training_error']:.2f} %  validation error {row['validation_error']:.2f} %  "
+            f"{len(self.learn) / seconds:.0f} images/s"
         )
-
-    def _held_out(self) -> dict[str, float]:
-        """How good it is on pictures that it does not learn, where it holds any out."""
-        if not len(self.validation):
-            return {}
-        batches = fixed_batches(self.validation, self.settings.pairs)
-        model = TorchModel(self.learner.result, self.place.device)
-        measured = evaluate(model, batches, self.checkpoint.config.network.classes)
-        return {"validation_error": measured.error, "validation_reconstruction_error": measured.reconstruction_error}
 
     def _show(self, row: dict[str, float]) -> None:
         """The same row for TensorBoard; a resumed run's file replaces what an earlier one wrote past the checkpoint."""

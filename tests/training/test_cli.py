@@ -201,53 +201,6 @@ def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
     assert (made / "manifest.json").read_bytes() == before
 
 
-def test_a_run_that_learned_all_is_exported_with_its_twin(made: Path, folder: Path, tmp_path: Path) -> None:
-    flags = ["--preset", "tiny", *FLAGS, "--data", folder, "--seed", "7"]
-    assert called("train", *flags, "--validation", "0", "--out", tmp_path / "all").returncode == 0
-    alone = called("export", tmp_path / "all", "--bundle", tmp_path / "tiny", "--data", folder)
-    assert (alone.returncode, (tmp_path / "tiny").exists()) == (2, False)
-    assert "name with --twin a run or bundle of the same preset and flags that held some out" in alone.stderr
-    done = called("export", tmp_path / "all", "--bundle", tmp_path / "tiny", "--data", folder, "--twin", made)
-    assert done.returncode == 0, done.stderr
-    found, twin = (json.loads((each / "manifest.json").read_text()) for each in (tmp_path / "tiny", made))
-    assert (found["thresholds"], found["references"]) == (twin["thresholds"], twin["references"])
-    assert found["prototypes"] != twin["prototypes"]
-    assert found["metrics"]["validation"] == {}
-    error = twin["metrics"]["validation"]["fp32"]["error"]
-    assert found["training"]["twin"] == {"seed": 0, "held_out": error}
-    assert f"validation error of its twin: {error['percent']:.2f} %; this run learned these pictures too" in done.stdout
-    drawn = called("figures", tmp_path / "tiny", "--data", folder, "--out", tmp_path / "figures")
-    assert drawn.returncode == 0, drawn.stderr
-    assert (tmp_path / "figures" / "curves.png").exists()
-
-
-def test_a_twin_is_of_the_same_recipe_and_pictures_and_finished_and_held_some_out(
-    run: Path, made: Path, folder: Path, tmp_path: Path
-) -> None:
-    flags = ["--preset", "tiny", *FLAGS, "--data", folder]
-    for name, changed in {"all": ["--validation", "0"], "other": ["--augment", "none"]}.items():
-        assert called("train", *flags, *changed, "--out", tmp_path / name).returncode == 0
-    shutil.copytree(run, tmp_path / "half")
-    half = checkpoint.load(tmp_path / "half")
-    half.history.pop()
-    checkpoint.save(half, tmp_path / "half")
-    elsewhere = drawn.write(tmp_path / "others", seed=5)
-    assert called("train", "--preset", "tiny", *FLAGS, "--data", elsewhere, "--out", tmp_path / "elsewhere").returncode == 0
-    refused = {
-        "all": "expected a twin that held pictures out, found one that learned all of them too",
-        "other": "in seed and pictures held out alone, found training.augment: affine against none",
-        "half": "expected seed 0 after 2 epochs, found 1: finish it first",
-        "elsewhere": "found other training pictures",
-    }
-    for name, message in refused.items():
-        done = called("export", tmp_path / "all", "--bundle", tmp_path / "x", "--data", folder, "--twin", tmp_path / name)
-        assert (done.returncode, (tmp_path / "x").exists()) == (2, False)
-        assert message in done.stderr
-    done = called("export", run, "--bundle", tmp_path / "x", "--data", folder, "--twin", made)
-    assert (done.returncode, (tmp_path / "x").exists()) == (2, False)
-    assert "this run held pictures out itself" in done.stderr
-
-
 def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:
     done = captrain("figures", made, "--data", folder, "--out", tmp_path)
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from training.networks import Encoding
 from training.pairs import Batch
-from training.statistics import prototypes, usual
+from training.statistics import usual
 
 CLASSES = ("a", "b")
 
@@ -33,9 +33,9 @@ def batch(labels: list[int], grey: float = 0.0) -> Batch:
 
 def test_prototypes_are_the_mean_pose_of_each_class() -> None:
     capsules = torch.arange(24.0).reshape(4, 2, 3)
-    found = prototypes(Told(torch.rand(4, 2), capsules), [batch([0, 1, 0, 1])], len(CLASSES))
-    assert found[0] == pytest.approx(((capsules[0, 0] + capsules[2, 0]) / 2).tolist())
-    assert found[1] == pytest.approx(((capsules[1, 1] + capsules[3, 1]) / 2).tolist())
+    found = usual(Told(torch.rand(4, 2), capsules), [batch([0, 1, 0, 1])], CLASSES)
+    assert found.prototypes[0] == pytest.approx(((capsules[0, 0] + capsules[2, 0]) / 2).tolist())
+    assert found.prototypes[1] == pytest.approx(((capsules[1, 1] + capsules[3, 1]) / 2).tolist())
 
 
 def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:

@@ -70,14 +70,6 @@ def test_a_run_repeats_bit_for_bit(finished: Path, data: DataSet, tmp_path: Path
     assert same(finished, tmp_path / "again")
 
 
-def test_a_run_that_holds_nothing_out_learns_all_and_claims_nothing_of_others(data: DataSet, tmp_path: Path) -> None:
-    done = train(config(validation=0), data, tmp_path, CPU)
-    assert done.step == 2 * 8  # 400 pictures in batches of 50
-    assert [set(row) for row in done.history] == [{"epoch", "loss", "training_error", "learning_rate", "seconds"}] * 2
-    with (tmp_path / "history.csv").open() as file:
-        assert [row["epoch"] for row in csv.DictReader(file)] == ["1", "2"]
-
-
 def test_another_seed_is_another_run(finished: Path, data: DataSet, tmp_path: Path) -> None:
     train(config(seed=1), data, tmp_path / "other", CPU)
     assert not same(finished, tmp_path / "other")
