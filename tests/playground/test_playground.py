@@ -11,6 +11,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from service.engine import CapsNet
+from service.manifest import REACH
 from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
 from tests.service.conftest import drawn, encoded, serving, settings
@@ -151,8 +152,8 @@ def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> No
         page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
     turned = changed(page, "turned", still)
-    assert said(page, ".slider:has(#dim-3) .figure") == "+0.25"
-    expect(page.locator("#command")).to_contain_text("delta=0.25")
+    assert said(page, ".slider:has(#dim-3) .figure") == f"+{REACH}"  # as far as sheets go and strengths were measured
+    expect(page.locator("#command")).to_contain_text(f"delta={REACH}")
     page.get_by_role("slider", name=names[5], exact=True).fill("-0.2")
     both = changed(page, "turned", turned)
     page.get_by_role("button", name=f"Reset {names[3]}", exact=True).click()
