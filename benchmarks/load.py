@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 WRK = shutil.which("wrk")
 SCRIPT = """
@@ -47,9 +47,25 @@ class Load(NamedTuple):
     failed: int  # answers other than 2xx, and none
 
 
-def request(path: str, content_type: str, body: bytes) -> bytes:
-    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: {content_type}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
+def request(path: str, content_type: str, body: bytes, *headers: str) -> bytes:
+    lines = (
+        f"POST {path} HTTP/1.1",
+        "Host: localhost",
+        f"Content-Type: {content_type}",
+        f"Content-Length: {len(body)}",
+        *headers,
+    )
+    return "\r\n".join((*lines, "", "")).encode() + body
+
+
+def inference(model: str, tensor: dict[str, Any], data: bytes, *outputs: str) -> bytes:
+    """A request of the Open Inference Protocol for these outputs, or all; its one input follows the JSON in binary."""
+    asked: dict[str, Any] = {"inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}]}
+    if outputs:
+        asked["outputs"] = [{"name": name} for name in outputs]
+    head = json.dumps(asked).encode()
+    length = f"Inference-Header-Content-Length: {len(head)}"
+    return request(f"/v2/models/{model}/infer", "application/octet-stream", head + data, length)
 
 
 def put(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:

@@ -1,6 +1,6 @@
-"""capserve's default beside LitServe and BentoML: the same encoder file, pictures and load, one server after the other.
+"""capserve's default beside Triton, LitServe and BentoML: the same encoder file, pictures and load, one server after the other.
 
-    python -m venv others && others/bin/pip install litserve bentoml onnxruntime pillow
+    python -m venv others && others/bin/pip install nvidia-pytriton litserve bentoml onnxruntime pillow
     python -m benchmarks.others others/bin/python
 
 They live in an environment of their own, since what they bring would change ours. Their answers are a label and lengths;
@@ -11,22 +11,32 @@ from __future__ import annotations
 
 import argparse
 import json
+import socket
 import subprocess
-import urllib.request
+from collections.abc import Callable
+from http.client import HTTPResponse
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
+from struct import pack
+from typing import Any, NamedTuple
 
 from benchmarks import load
 from benchmarks.load import Load
 from benchmarks.server import ROOT, SHIPPED, Server, capserve
-from benchmarks.serving import CONCURRENCY, MULTIPART, multipart, samples
+from benchmarks.serving import CONCURRENCY, multipart, samples
 from service import bundle
 from service.bundle import Bundle
 from service.manifest import Variant
 from service.process import cpus
 
-PACKAGES = ("litserve", "bentoml", "onnxruntime")
+PACKAGES = ("nvidia-pytriton", "litserve", "bentoml", "onnxruntime")
+
+
+class Rival(NamedTuple):
+    server: Server
+    requests: list[bytes]
+    label: Callable[[Any], Any]  # from the answer
 
 
 def main() -> None:
@@ -39,22 +49,12 @@ def main() -> None:
     variant: Variant = "int8" if cpus.multiplies_int8() else "fp32"
     print(f"{_versions(python)}; here onnxruntime {version('onnxruntime')}, encoder {variant}")
     pictures = samples(bundle.read(ROOT / "tests/bundles/tiny"))
-    requests = [multipart("/predict?reconstruct=false", picture) for picture in pictures]
-    litserve = [str(python), "benchmarks/litserve_endpoint.py", "{port}"]
-    bentoml = [str(python.with_name("bentoml")), "serve", "benchmarks.bentoml_endpoint:Digits"]
-    bentoml += ["--host=127.0.0.1", "--port={port}"]
     for workers in (1, 2):
-        servers = {
-            "capserve": capserve(made, variant, workers),
-            "LitServe": _other(litserve, "/health", made, variant, WORKERS=str(workers), BATCH="16"),
-            "LitServe, no batches": _other(litserve, "/health", made, variant, WORKERS=str(workers), BATCH="1"),
-            "BentoML": _other(bentoml, "/readyz", made, variant, WORKERS=str(workers)),
-        }
         labels, found = set(), {}
-        for name, server in servers.items():
-            with server:  # alone: processes of the others are at work even when nobody asks
-                labels.add(tuple(_label(server, each) for each in requests))
-                found[name] = [_loaded(name, server, requests, chosen.seconds) for _ in range(1 + chosen.rounds)][1:]
+        for name, rival in _rivals(made, variant, python, pictures, workers).items():
+            with rival.server as server:  # alone: processes of the others are at work even when nobody asks
+                labels.add(tuple(str(rival.label(_answer(server, each))) for each in rival.requests))
+                found[name] = [_loaded(name, server, rival.requests, chosen.seconds) for _ in range(1 + chosen.rounds)][1:]
         if len(labels) > 1:
             raise SystemExit(f"expected the same labels from all, found {labels}")
         print(f"workers of each: {workers}; at the end of each line how many times as many requests capserve answers")
@@ -64,12 +64,37 @@ def main() -> None:
             print(f"  {name:20} {_rate(loads):6.0f} requests/s   p50 {p50:5.1f} ms   p99 {p99:5.1f} ms   {ratio:5.2f}x")
 
 
-def _label(server: Server, request: bytes) -> str:
-    body = request.partition(b"\r\n\r\n")[2]
-    asked = urllib.request.Request(f"http://127.0.0.1:{server.port}/predict", body, {"Content-Type": MULTIPART})
-    with urllib.request.urlopen(asked, timeout=10) as answer:
-        said = json.load(answer)
-    return str((said[0] if isinstance(said, list) else said)["label"])  # BentoML answers a batch of one
+def _rivals(made: Bundle, variant: Variant, python: Path, pictures: list[bytes], workers: int) -> dict[str, Rival]:
+    def other(command: list[str], ready_at: str, **settings: str) -> Server:
+        environment = {"ENCODER": str(made.encoder(variant)), "WORKERS": str(workers), "BENTOML_DO_NOT_TRACK": "True"}
+        return Server(command, environment | settings, ready_at, heard=False)
+
+    triton = [str(python), "benchmarks/triton_endpoint.py", "{port}"]
+    litserve = [str(python), "benchmarks/litserve_endpoint.py", "{port}"]
+    bentoml = [str(python.with_name("bentoml")), "serve", "benchmarks.bentoml_endpoint:Digits"]
+    bentoml += ["--host=127.0.0.1", "--port={port}"]
+    forms = [multipart("/predict?reconstruct=false", picture) for picture in pictures]
+    inferences = [_inference(picture) for picture in pictures]
+    return {
+        "capserve": Rival(capserve(made, variant, workers), forms, lambda said: said["label"]),
+        "Triton": Rival(other(triton, "/v2/health/ready"), inferences, lambda said: said["outputs"][0]["data"][0]),
+        "LitServe": Rival(other(litserve, "/health", BATCH="16"), forms, lambda said: said["label"]),
+        "LitServe, no batches": Rival(other(litserve, "/health", BATCH="1"), forms, lambda said: said["label"]),
+        "BentoML": Rival(other(bentoml, "/readyz"), forms, lambda said: said[0]["label"]),  # a batch of one
+    }
+
+
+def _inference(picture: bytes) -> bytes:
+    """What the Open Inference Protocol sends is preceded by its length."""
+    return load.inference("digits", {"name": "picture", "shape": [1, 1], "datatype": "BYTES"}, pack("<I", len(picture)) + picture)
+
+
+def _answer(server: Server, request: bytes) -> Any:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(request)
+        answer = HTTPResponse(connection)
+        answer.begin()
+        return json.load(answer)
 
 
 def _loaded(name: str, server: Server, requests: list[bytes], seconds: float) -> Load:
@@ -77,11 +102,6 @@ def _loaded(name: str, server: Server, requests: list[bytes], seconds: float) ->
     if found.failed:
         raise SystemExit(f"{found.failed} of {found.requests} requests failed at {name}")
     return found
-
-
-def _other(command: list[str], ready_at: str, made: Bundle, variant: Variant, **settings: str) -> Server:
-    environment = {"ENCODER": str(made.encoder(variant)), "BENTOML_DO_NOT_TRACK": "True", **settings}
-    return Server(command, environment, ready_at, heard=False)
 
 
 def _versions(python: Path) -> str:

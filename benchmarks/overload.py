@@ -6,14 +6,13 @@ Some are answered, the others refused at once, and memory stays as it was.
 from __future__ import annotations
 
 import asyncio
-import json
 import sys
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from benchmarks.load import put, request
+from benchmarks.load import inference, put
 from benchmarks.server import SHIPPED, Server, capserve
 from service import bundle
 
@@ -53,11 +52,8 @@ def main() -> int:
 
 def _tensors() -> bytes:
     """A request of many pictures for the Open Inference Protocol, which is little work for whoever sends it."""
-    data = {"binary_data_size": IMAGES * 28 * 28 * 4}
-    tensor = {"name": "images", "shape": [IMAGES, 1, 28, 28], "datatype": "FP32", "parameters": data}
-    head = json.dumps({"inputs": [tensor], "outputs": [{"name": "lengths"}]}).encode()
-    raw = request("/v2/models/compact/infer", "application/octet-stream", head + bytes(data["binary_data_size"]))
-    return raw.replace(b"\r\n\r\n", f"\r\nInference-Header-Content-Length: {len(head)}\r\n\r\n".encode(), 1)
+    tensor = {"name": "images", "shape": [IMAGES, 1, 28, 28], "datatype": "FP32"}
+    return inference("compact", tensor, bytes(IMAGES * 28 * 28 * 4), "lengths")
 
 
 async def _overload(server: Server, raw: bytes, rate: float, seconds: float) -> Overload:
