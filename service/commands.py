@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Callable
 from ctypes import c_bool
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -27,10 +26,17 @@ logger = logging.getLogger(__name__)
 
 
 def serve(settings: Settings) -> int:
-    if settings.workers > 1:
-        _begin(settings, leave=sys.exit)  # it has files to remove, and nothing large to import
-        return workers.run(settings, work)
-    _begin(settings)
+    several = settings.workers > 1
+    _begin(settings, at_once=not several)  # a supervisor has files to remove, and nothing large to import
+    try:
+        return workers.run(settings, work) if several else _serve(settings)
+    except (BundleError, StartError) as error:
+        logger.error("%s", error)  # in the format that whoever reads the log expects
+        return workers.CANNOT_START
+
+
+def _serve(settings: Settings) -> int:
+    """In this process."""
     from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
@@ -41,7 +47,7 @@ def serve(settings: Settings) -> int:
 
 def work(settings: Settings, place: int, address: tuple[str, int], listened: c_bool) -> None:
     """One of several processes."""
-    _begin(settings)
+    _begin(settings, at_once=True)
     try:
         from service import metrics
         from service.process import server
@@ -68,9 +74,13 @@ def check(settings: Settings) -> int:
         except BundleError as error:
             print(f"{folder.name}: broken: {error}")
             status = 2
+        except StartError as error:
+            print(f"{folder.name}: not as these settings want it: {error}")
+            status = 2
         else:
+            name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"
             nodes = ", ".join(f"{count} nodes on {provider}" for provider, count in net.nodes.items())
-            print(f"{folder.name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}")
+            print(f"{name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}")
     if nets:
         catalogue.default(settings, nets)  # raises what serve would
     return status
@@ -112,10 +122,10 @@ def _unless_something_hangs(status: int) -> int:
     return status
 
 
-def _begin(settings: Settings, leave: Callable[[int], object] = os._exit) -> None:
+def _begin(settings: Settings, at_once: bool) -> None:
     """Told to stop before there was anything to finish, a process stops at once, with no exception, of which a library that is
     being imported would make a fault; told to reload, it does so when it serves. The server has its own handlers."""
     siblings.hold_hangups()
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: leave(0))
+        signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))
     logs.configure(settings.log_format, settings.log_level)

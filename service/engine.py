@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from service import bundle, cuda
 from service.bundle import DECODER, ENCODER, Array, Bundle
 from service.errors import StartError
-from service.manifest import BundleError, Manifest, Variant
+from service.manifest import BundleError, Manifest, Variant, manifest_of
 from service.process import cpus
 from service.runtime import CPU, Session
 from service.sessions import Device
@@ -112,6 +112,8 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
     try:
         encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
         decoder = device.open(made.decoder, DECODER, made.manifest)
+        if manifest_of(made.folder) != made.manifest:
+            raise BundleError(f"{made.folder}: another bundle took its place while it was opened; load it again")
         net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
         return replace(net, replay=bundle.check_replay(made, variant, net.classify, net.reconstruct))
     except (BundleError, StartError):

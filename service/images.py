@@ -106,8 +106,8 @@ def prepare(
         return np.repeat(grey[None], channels, axis=0)
     if picture.size != (width, height):
         raise Unprocessable(
-            f"normalise=none takes a picture of {width}x{height} pixels, and this one is {picture.width}x{picture.height}; "
-            "scale it, or leave that to normalise=auto"
+            f"without normalising a picture must have {width}x{height} pixels, and this one is {picture.width}x{picture.height}; "
+            "scale it, or have it normalised"
         )
     return normalising.pixels(picture, channels)
 

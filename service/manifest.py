@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Mapping
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
@@ -31,6 +32,9 @@ Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
 Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last, verdicts go on as between two
+
+
+PoseValue = Annotated[FiniteFloat, Field(ge=-65504, le=65504)]  # what a token can carry: float16's largest
 
 
 class BundleError(Exception):
@@ -103,12 +107,14 @@ class Shares(_Part):
     """Share of pictures a bin; one more edge than bins."""
 
     edges: tuple[FiniteFloat, ...]
-    shares: tuple[FiniteFloat, ...]
+    shares: tuple[Annotated[FiniteFloat, Field(ge=0)], ...]
 
     @model_validator(mode="after")
     def _one_more_edge(self) -> Self:
         if len(self.edges) != len(self.shares) + 1:
             raise ValueError(f"expected {len(self.shares) + 1} edges for {len(self.shares)} shares, found {len(self.edges)}")
+        if any(right <= left for left, right in pairwise(self.edges)):
+            raise ValueError(f"expected edges that rise, found {', '.join(map(str, self.edges))}")
         return self
 
 
@@ -148,7 +154,7 @@ class Manifest(_Part):
     training: TrainingRecord
     metrics: Metrics
     thresholds: Thresholds
-    prototypes: tuple[tuple[FiniteFloat, ...], ...]  # (classes, pose): the mean pose of each class
+    prototypes: tuple[tuple[PoseValue, ...], ...]  # (classes, pose): the mean pose of each class
     dimensions: tuple[Dimension, ...] = ()  # one for each value of a pose; none where nobody has looked
     references: References
     files: dict[str, Sha256]

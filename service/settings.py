@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import os
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, SecretStr, field_validator
+from pydantic import Field, SecretStr, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 WantedVariant = Literal["auto", "fp32", "int8"]
 WantedDevice = Literal["auto", "cpu", "cuda"]
 
+PREFIX = "CAPSERVE_"
+ALIKE = 0.8  # of 1: CAPSERVE_APIKEY is meant to be a setting, CAPSERVE_MEMORY (docker compose's) is not
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
 class Settings(BaseSettings):
-    model_config = SettingsConfigDict(env_prefix="CAPSERVE_", env_ignore_empty=True, frozen=True)
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, hide_input_in_errors=True)
 
     host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every one")
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any that is free")
@@ -47,6 +52,27 @@ class Settings(BaseSettings):
     traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _nothing_is_misspelt(cls, values: dict[str, Any]) -> dict[str, Any]:
+        """What would be ignored in silence: the worst case is a server without its key."""
+        given = (name[len(PREFIX) :].lower() for name in os.environ if name.upper().startswith(PREFIX))
+        for name in sorted(set(given) - cls.model_fields.keys()):
+            for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
+                raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
+        return values
+
+    @field_validator("api_key")
+    @classmethod
+    def _can_be_sent(cls, api_key: SecretStr | None) -> SecretStr | None:
+        """In a header, and typed into the page; files and secrets often end with a line break."""
+        if api_key is None:
+            return None
+        key = api_key.get_secret_value().strip()
+        if not (key and key.isascii() and key.isprintable()):
+            raise ValueError("api_key: expected printable ASCII, found nothing, or something else")
+        return SecretStr(key)
 
     @field_validator("traces")
     @classmethod

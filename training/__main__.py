@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import signal
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -24,6 +25,7 @@ from training.routing import ROUTINGS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is half done is cleared away
     try:
         options.run(options)
     except TrainingError as error:

@@ -21,6 +21,7 @@ from service.manifest import (
     DECODER_FILE,
     ENCODER_FILES,
     EXAMPLE,
+    FILES,
     MANIFEST,
     BundleError,
     Dimension,
@@ -64,8 +65,7 @@ class _Findings(NamedTuple):
 def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
     """Writes the bundle beside its place first, so that a failure leaves what was there."""
     check_name(folder.name)
-    if folder.exists() and not (folder / MANIFEST).exists():
-        raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
+    _check_is_bundle(folder)
     data.expect(checkpoint.digest)  # it is measured on those held out from its own
     kept = _other_seeds(folder, checkpoint, say)
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
@@ -79,6 +79,17 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
         bundle.write(draft, _manifest(checkpoint, data, findings, kept))
         _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
     return bundle.read(folder)
+
+
+def _check_is_bundle(folder: Path) -> None:
+    """Or nothing: what stands in the bundle's place goes, and manifest.json is the name of other things' manifests too."""
+    if not folder.exists():
+        return
+    if not (folder / MANIFEST).exists():
+        raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
+    strange = sorted({path.name for path in folder.iterdir()} - FILES - {MANIFEST, f"{MANIFEST}.part"})
+    if strange:
+        raise ExportError(f"{folder} holds {', '.join(strange[:5])}, and bundles do not; move it away, or choose another folder")
 
 
 def _swap(draft: Path, folder: Path, aside: Path) -> None:

@@ -43,14 +43,19 @@ class Subject:
             yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
+_ITS_OWN = "pass the --data that it was trained on"
+
+
 def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
     """The data set that a network was trained on, or one of the same classes and picture size."""
     found = load(config.training.dataset, folder)
     if found.classes != classes:
-        raise DataError(f"expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}")
+        raise DataError(
+            f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {_ITS_OWN}"
+        )
     expected, actual = config.network.image_shape, fitted(config, found).network.image_shape
     if expected != actual:
-        raise DataError(f"expected pictures that make inputs of {expected}, found {actual}")
+        raise DataError(f"{found.folder}: expected pictures that make inputs of {expected}, found {actual}; {_ITS_OWN}")
     return found
 
 

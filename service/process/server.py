@@ -54,6 +54,8 @@ class Server(uvicorn.Server):
             await self._catalogue.reload()
         except (BundleError, StartError) as error:
             logger.error("not reloaded, what was served before still is: %s", error)
+        except Exception:  # nobody awaits this task: asyncio would tell of it when the next one takes its place
+            logger.exception("not reloaded, for a fault of the server's own")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._closing is None:

@@ -129,8 +129,6 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     service, visit = state.of(request), visits.of(request.scope)
     service.catalogue.admit()
     find().admit()
-    if request.headers.get("content-encoding", "identity") != "identity":
-        raise MalformedRequest("send the body uncompressed, without Content-Encoding")
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the body took its time, and the model may be another by now
     with departure.heeded(request):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from typing import Any
-from urllib.parse import urlsplit
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
@@ -57,7 +56,7 @@ def _foreign(request: Request) -> bool:
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site in ("cross-site", "same-site")
-    return origin is not None and urlsplit(origin).netloc != request.headers.get("host")
+    return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
 @router.get("/models/{name}", response_model=ModelDetail)

@@ -29,6 +29,8 @@ Sent = TypeVar("Sent", OnePicture, ManyPictures)
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
     """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
+    if request.headers.get("content-encoding", "identity") != "identity":
+        raise MalformedRequest("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
     announced = request.headers.get("content-length", "0")
     if announced.isdigit():

@@ -20,7 +20,7 @@ REFUSED = "capserve.refused"  # in the scope of a request that the connection it
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     body["error"] = detail  # where clients of the Open Inference Protocol look
-    return Response(json.dumps(body, ensure_ascii=False).encode(), status, headers, MEDIA_TYPE)
+    return Response(json.dumps(body, ensure_ascii=False).encode(errors="replace"), status, headers, MEDIA_TYPE)
 
 
 def of(error: ServiceError) -> Response:

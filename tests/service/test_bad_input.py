@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gzip
 import json
 import socket
 import struct
@@ -120,6 +121,12 @@ BODIES = {
 @pytest.mark.parametrize(("kind", "content", "status"), BODIES.values(), ids=BODIES)
 def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: bytes, status: int) -> None:
     assert refused(small.post("/predict", content=content, headers={"Content-Type": kind}), status)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
+def test_a_compressed_body_is_told_what_is_wrong_with_it(small: httpx.Client, seven: bytes, path: str) -> None:
+    answer = small.post(path, content=gzip.compress(seven), headers={"Content-Type": "image/png", "Content-Encoding": "gzip"})
+    assert "uncompressed" in refused(answer, 400)
 
 
 def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes) -> None:

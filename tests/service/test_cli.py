@@ -52,6 +52,8 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         (["--models", str(BUNDLES / "tiny")], {}, "expected a folder of bundles, found none in it; name another"),
         (["--models", "/dev/null"], {}, "expected a folder of bundles, found Not a directory; name another"),
         (["--model", "huge"], {}, "has only tiny"),
+        ([], {"CAPSERVE_APIKEY": "secret"}, "CAPSERVE_APIKEY: there is no such setting; expected CAPSERVE_API_KEY"),
+        ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
         (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
         ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
         (
@@ -80,13 +82,33 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
+def test_a_log_in_json_ends_in_json_too() -> None:
+    ended = run("serve", "--models", "/nonexistent", CAPSERVE_LOG_FORMAT="json")
+    assert ended.returncode == 2
+    assert "expected a folder of bundles" in json.loads(ended.stderr.splitlines()[-1])["message"]
+
+
+def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_it(tmp_path: Path) -> None:
+    for name in ("apart", "zoo"):
+        shutil.copytree(BUNDLES / "tiny", tmp_path / name)
+    manifest = tmp_path / "zoo" / "manifest.json"
+    values = json.loads(manifest.read_text()) | {"name": "zoo"}
+    del values["files"]["encoder.int8.onnx"]
+    manifest.write_text(json.dumps(values))
+    assert "tiny (in apart): sound" in run("check", "--models", str(tmp_path)).stdout
+    ended = run("check", "--models", str(tmp_path), "--variant", "int8")
+    assert ended.returncode == 2
+    assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["tiny (in apart)", "zoo"]
+    assert "model zoo has only fp32" in ended.stdout
+
+
 def test_check_replays_every_bundle(broken: Path) -> None:
     sound = run("check")
     assert sound.returncode == 0
     assert re.match(r"tiny: sound: .*CPUExecutionProvider", sound.stdout)
     one_broken = run("check", "--models", str(broken))
     assert one_broken.returncode == 2
-    assert "one: sound" in one_broken.stdout
+    assert "tiny (in one): sound" in one_broken.stdout
     assert "two: broken" in one_broken.stdout
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import threading
@@ -18,8 +19,9 @@ from service import answer, bundle, cuda, engine, runtime, sessions
 from service.bundle import IMAGES, LENGTHS
 from service.engine import CapsNet, perturb
 from service.errors import StartError
-from service.manifest import BundleError
+from service.manifest import BundleError, record
 from service.process import cpus
+from tests.service.bundles import renewed
 from tests.service.conftest import TINY
 from tests.service.processes import ROOT
 
@@ -144,10 +146,22 @@ def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pyt
         engine.load(made, "fp32", device)
 
 
+def test_a_bundle_that_was_replaced_while_it_was_opened_is_not_served_under_the_old_ones_name(tmp_path: Path) -> None:
+    """Its checksums were compared, then another took the folder, whose own example agrees with its graphs."""
+    made = bundle.read(renewed(tmp_path / "tiny", "the one"))
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    assert engine.load(made, "fp32", device).manifest.version == made.manifest.version
+    renewed(made.folder, "the other")
+    with pytest.raises(BundleError, match="tiny: another bundle took its place while it was opened; load it again"):
+        engine.load(made, "fp32", device)
+
+
 def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
     made = bundle.read(TINY)
     files = {name: value for name, value in made.manifest.files.items() if name != "encoder.int8.onnx"}
-    without = bundle.Bundle(TINY, made.manifest.model_copy(update={"files": files}))
+    without = bundle.Bundle(tmp_path / "tiny", made.manifest.model_copy(update={"files": files}))
+    shutil.copytree(TINY, without.folder)
+    record(without.folder, without.manifest)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     with pytest.raises(StartError, match="has only fp32"):
         engine.load(without, "int8", device)

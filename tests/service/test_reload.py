@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import shutil
 import signal
 import threading
@@ -107,6 +108,13 @@ def test_a_folder_of_another_name_than_its_model_is_known_again(keyed: httpx.Cli
     assert reloaded(keyed) == {"tiny": "unchanged"}
 
 
+def test_a_folder_whose_name_is_no_text_is_told_as_any_other(keyed: httpx.Client, folder: Path) -> None:
+    Path(os.fsdecode(bytes(folder) + b"/bad\xff")).mkdir()
+    answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert "bad?" in answer.json()["detail"]
+
+
 def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     renewed(folder / "other", "for a while")
     reloaded(keyed)
@@ -174,6 +182,7 @@ def test_without_a_key_nobody_reloads_over_http(client: httpx.Client, keyed: htt
         ({"Sec-Fetch-Site": "none"}, 200),
         ({"Origin": "http://elsewhere.example"}, 403),
         ({"Origin": "null"}, 403),
+        ({"Origin": "http://["}, 403),
         ({"Origin": "http://here.example:8000", "Host": "here.example:8000"}, 200),
     ],
 )

@@ -18,6 +18,28 @@ def test_settings_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> 
     assert "secret" not in repr(settings)
 
 
+@pytest.mark.parametrize("around", ["", "\n", " ", "\r\n"])
+def test_a_key_may_end_in_the_line_break_of_its_file(around: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSERVE_API_KEY", f"two words{around}")
+    key = Settings().api_key
+    assert key is not None
+    assert key.get_secret_value() == "two words"
+
+
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "a\tb", "a\nb"])
+def test_a_key_that_no_page_and_no_header_could_send_is_refused_and_not_told(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSERVE_API_KEY", key)
+    with pytest.raises(ValidationError) as refused:
+        Settings()
+    assert key not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["DATA", "REPLICAS", "PUBLISH", "USER", "MEMORY", "CPUS", "PORT_8000_TCP", "SERVICE_HOST"])
+def test_names_that_others_use_are_no_misspelt_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(f"CAPSERVE_{name}", "x")
+    Settings()
+
+
 def test_settings_do_not_change() -> None:
     with pytest.raises(ValidationError):
         Settings().port = 1

@@ -80,7 +80,7 @@ def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path,
     target = {"evaluate": [], "export": ["--bundle", tmp_path / "x"], "figures": ["--out", tmp_path / "y"]}[verb]
     done = called(verb, run, *target, "--data", other)
     assert done.returncode == 2
-    assert "expected pictures that make inputs of (1, 28, 28), found (1, 20, 20)" in done.stderr
+    assert f"{other}: expected pictures that make inputs of (1, 28, 28), found (1, 20, 20); pass the --data" in done.stderr
     assert "Traceback" not in done.stderr
 
 

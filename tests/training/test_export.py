@@ -212,6 +212,10 @@ def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint
     with pytest.raises(ExportError, match="is there and is no bundle; only a bundle is replaced by a bundle"):
         export(finished, data, other, quantised=False, say=lambda _: None)
     assert (other / "keep.txt").read_text() == "mine"
+    (other / "manifest.json").write_text('{"name": "a web app"}')
+    with pytest.raises(ExportError, match="photos holds keep.txt, and bundles do not; move it away"):
+        export(finished, data, other, quantised=False, say=lambda _: None)
+    assert (other / "keep.txt").read_text() == "mine"
 
 
 def contents(folder: Path) -> dict[str, bytes]:
