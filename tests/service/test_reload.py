@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import gc
 import json
 import os
@@ -12,13 +14,17 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from ctypes import c_bool
 from pathlib import Path
 
 import httpx
 import pytest
 
 from service import bundle, catalogue
+from service.app import create_app
+from service.catalogue import Catalogue
 from service.engine import CapsNet
+from service.process.server import Server, configured
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
 from tests.service.processes import Process, process
@@ -258,6 +264,28 @@ def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folde
         each.join()
     assert set(statuses) == {200}
     assert len(statuses) > 50
+
+
+def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody waits for its answer, and asyncio would tell of it when the next one comes."""
+
+    async def full(_: Catalogue) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Catalogue, "reload", full)
+    wanted = settings()
+    app = create_app(wanted, nets)
+    server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, c_bool())
+
+    async def hang_up() -> None:
+        server._hang_up()
+        assert server._reload is not None
+        await server._reload
+
+    asyncio.run(hang_up())
+    assert "No space left on device" in caplog.text
 
 
 @pytest.fixture(params=[1, 2])

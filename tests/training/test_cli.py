@@ -3,6 +3,7 @@
 import io
 import json
 import shutil
+import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
@@ -12,6 +13,7 @@ import pytest
 from PIL import Image
 
 from tests.training import drawn
+from tests.waiting import until
 from training import checkpoint
 from training.__main__ import main
 from training.augment import AUGMENTATIONS
@@ -90,6 +92,15 @@ def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run
     assert "expected the training pictures that were learned (sha256" in done.stderr
     assert "pass the --data it was trained with" in done.stderr
     assert not (tmp_path / "x").exists()
+
+
+def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "training", "export", str(run), "--bundle", str(tmp_path / "x"), "--data", str(folder)]
+    with subprocess.Popen(command) as export:
+        until(lambda: list(tmp_path.glob(".export-*")), seconds=60, pause=0.01)
+        export.terminate()
+    assert export.returncode == 128 + signal.SIGTERM
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.fixture(scope="module")
