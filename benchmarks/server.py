@@ -90,6 +90,12 @@ class Server:
         status = Path(f"/proc/{self.process.pid}/status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
+    def processor_seconds(self) -> float:
+        """Of all cores, by it and all that it started, so far."""
+        assert self.process is not None
+        family = (self.process.pid, *_descendants(self.process.pid))
+        return sum(_ticks(each) for each in family) / os.sysconf("SC_CLK_TCK")
+
     def _ready(self) -> bool:
         try:
             self.get(self.ready_at)
@@ -103,6 +109,12 @@ def _descendants(process: int) -> Iterator[int]:
         for child in map(int, children.read_text().split()):
             yield child
             yield from _descendants(child)
+
+
+def _ticks(process: int) -> int:
+    """Of user and system time; what stands before them ends with the program's name in brackets."""
+    user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return int(user) + int(system)
 
 
 def plain(made: Bundle) -> Server:

@@ -83,17 +83,21 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     }
     found: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, ALONE)}
     bare: list[float] = []
+    busy: dict[str, list[float]] = {name: [] for name in found}
     for server in servers.values():
         _load(server, pictures, 1)
     sent = _answered(two)
     for _ in range(rounds):
         for name, server in servers.items():
+            before = server.processor_seconds()
             found[name].append(_load(server, pictures, seconds))
+            busy[name].append((server.processor_seconds() - before) / seconds)
         found[DRAWN].append(_load(default, pictures, seconds, query="?reconstruct=true"))
         found[ALONE].append(_load(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact))
     for name, loads in found.items():
-        print(f"{name:38} {_summary(loads)}", flush=True)
+        cores = f"   {median(busy[name]):.2f} cores" if busy[name] else ""
+        print(f"{name:38} {_summary(loads)}{cores}", flush=True)
     counted, expected = _answered(two) - sent, sum(each.requests for each in found[TWO])
     return [
         *_against(found[DEFAULT], found[PLAIN_PAPER], "shipped default against plain, paper fp32", 7, 1 / 5),
