@@ -25,7 +25,6 @@ from training.routing import ROUTINGS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is half done is cleared away
     try:
         options.run(options)
     except TrainingError as error:
@@ -135,6 +134,7 @@ def _export_flags(command: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> None:
     from training import checkpoint, export, subjects
 
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is half done is cleared away
     finished = checkpoint.load(options.source)
     found = subjects.matching_data(finished.config, finished.classes, options.data)
     made = export.export(finished, found, options.bundle, options.int8, say=print)

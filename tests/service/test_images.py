@@ -269,7 +269,7 @@ def test_normalise_none_changes_nothing() -> None:
 
 @pytest.mark.parametrize("size", [(1, 1), (27, 28), (640, 480)])
 def test_normalise_none_wants_the_right_size(size: tuple[int, int]) -> None:
-    with pytest.raises(Unprocessable, match=f"28x28 pixels, and this one is {size[0]}x{size[1]}.*normalise=auto"):
+    with pytest.raises(Unprocessable, match=f"28x28 pixels, and this one is {size[0]}x{size[1]}.*have it normalised"):
         images.prepare(Image.new("L", size), (1, 28, 28), normalise=False)
 
 
