@@ -83,7 +83,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     }
     found: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, ALONE)}
     bare: list[float] = []
-    busy: dict[str, list[float]] = {name: [] for name in found}
+    busy: dict[str, list[float]] = {name: [] for name in servers}
     for server in servers.values():
         _load(server, pictures, 1)
     sent = _answered(two)
@@ -96,7 +96,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
         found[ALONE].append(_load(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact))
     for name, loads in found.items():
-        cores = f"   {median(busy[name]):.2f} cores" if busy[name] else ""
+        cores = f"   {median(busy[name]):.2f} cores" if name in busy else ""
         print(f"{name:38} {_summary(loads)}{cores}", flush=True)
     counted, expected = _answered(two) - sent, sum(each.requests for each in found[TWO])
     return [

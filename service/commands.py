@@ -71,11 +71,8 @@ def check(settings: Settings) -> int:
     for folder in catalogue.folders(settings):
         try:
             net = catalogue.add(nets, open_bundle(bundle.read(folder)), folder)
-        except BundleError as error:
-            print(f"{folder.name}: broken: {error}")
-            status = 2
-        except StartError as error:
-            print(f"{folder.name}: not as these settings want it: {error}")
+        except (BundleError, StartError) as error:
+            print(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'not as the settings want it'}: {error}")
             status = 2
         else:
             name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"

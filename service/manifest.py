@@ -32,8 +32,6 @@ Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
 Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last, verdicts go on as between two
-
-
 PoseValue = Annotated[FiniteFloat, Field(ge=-65504, le=65504)]  # what a token can carry: float16's largest
 
 

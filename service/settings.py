@@ -71,7 +71,7 @@ class Settings(BaseSettings):
             return None
         key = api_key.get_secret_value().strip()
         if not (key and key.isascii() and key.isprintable()):
-            raise ValueError("api_key: expected printable ASCII, found nothing, or something else")
+            raise ValueError("api_key: expected printable ASCII and not white space alone; what was found is kept secret")
         return SecretStr(key)
 
     @field_validator("traces")

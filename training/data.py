@@ -25,6 +25,7 @@ FRAME = (28, 28)  # pixels of MNIST's pictures
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
+ITS_OWN = "pass the --data it was trained with"  # what whoever has others should do
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class DataSet:
         if digest not in (None, self.digest):
             raise DataError(
                 f"{self.folder}: expected the training pictures that were learned (sha256 {str(digest)[:12]}), "
-                f"found others ({self.digest[:12]}); pass the --data it was trained with"
+                f"found others ({self.digest[:12]}); {ITS_OWN}"
             )
 
     def split(self, held_out: int) -> tuple[Digits, Digits]:

@@ -13,7 +13,7 @@ from service.bundle import Bundle
 from service.manifest import MANIFEST
 from training import checkpoint, graphs
 from training.config import Config
-from training.data import DataSet, load
+from training.data import ITS_OWN, DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
 from training.evaluate import Evaluation, Model, TorchModel, evaluate, fixed_batches
 from training.export import write_graphs
@@ -43,19 +43,16 @@ class Subject:
             yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
-_ITS_OWN = "pass the --data that it was trained on"
-
-
 def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
     """The data set that a network was trained on, or one of the same classes and picture size."""
     found = load(config.training.dataset, folder)
     if found.classes != classes:
         raise DataError(
-            f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {_ITS_OWN}"
+            f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {ITS_OWN}"
         )
     expected, actual = config.network.image_shape, fitted(config, found).network.image_shape
     if expected != actual:
-        raise DataError(f"{found.folder}: expected pictures that make inputs of {expected}, found {actual}; {_ITS_OWN}")
+        raise DataError(f"{found.folder}: expected pictures that make inputs of {expected}, found {actual}; {ITS_OWN}")
     return found
 
 

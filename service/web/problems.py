@@ -20,7 +20,8 @@ REFUSED = "capserve.refused"  # in the scope of a request that the connection it
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     body["error"] = detail  # where clients of the Open Inference Protocol look
-    return Response(json.dumps(body, ensure_ascii=False).encode(errors="replace"), status, headers, MEDIA_TYPE)
+    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a folder's name may be no text
+    return Response(content, status, headers, MEDIA_TYPE)
 
 
 def of(error: ServiceError) -> Response:
