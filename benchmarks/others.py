@@ -48,7 +48,7 @@ def main() -> None:
     made, python = bundle.read(SHIPPED), chosen.python.absolute()
     variant: Variant = "int8" if cpus.multiplies_int8() else "fp32"
     print(f"{_versions(python)}; here onnxruntime {version('onnxruntime')}, encoder {variant}")
-    pictures = samples(bundle.read(ROOT / "tests/bundles/tiny"))
+    pictures = samples(bundle.read(ROOT / "tests/bundles/tiny")).pictures
     for workers in (1, 2):
         labels, found = set(), {}
         for name, rival in _rivals(made, variant, python, pictures, workers).items():

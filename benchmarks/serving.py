@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 import onnxruntime
-from PIL import Image
+from PIL import Image, ImageOps
 
 from benchmarks import load
 from benchmarks.load import Load
@@ -32,12 +33,13 @@ from service.process import cpus
 CONCURRENCY = 32
 MULTIPART = "multipart/form-data; boundary=cut"
 BARE_RUNS = 200
+SCAN, WRITTEN = (320, 240), 160  # pixels of a sheet, and of the digit's frame on it
 
 # What is loaded, as the output names it.
 PLAIN_PAPER, PLAIN_COMPACT = "plain, paper fp32", "plain, compact fp32"
 PAPER, COMPACT = "capserve, paper fp32", "capserve, compact fp32"
 DEFAULT, TWO = "capserve, shipped default", "capserve, shipped default, 2 workers"
-DRAWN, ALONE = "  with reconstructions", "  concurrency 1"
+DRAWN, SCANS, ALONE = "  with reconstructions", "  of scans, which it normalises", "  concurrency 1"
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,7 @@ def main() -> None:
 
 
 def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
-    pictures = samples(bundle.read(ROOT / "tests/bundles/tiny"))
+    pictures, scans = samples(bundle.read(ROOT / "tests/bundles/tiny"))
     compact, paper = bundle.read(SHIPPED), bundle.read(SHIPPED.with_name("paper"))
     default, two, paper_fp32, compact_fp32 = (
         running.enter_context(server)
@@ -81,7 +83,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
         DEFAULT: default,
         TWO: two,
     }
-    found: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, ALONE)}
+    found: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, SCANS, ALONE)}
     bare: list[float] = []
     busy: dict[str, list[float]] = {name: [] for name in servers}
     for server in servers.values():
@@ -93,6 +95,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
             found[name].append(_load(server, pictures, seconds))
             busy[name].append((server.processor_seconds() - before) / seconds)
         found[DRAWN].append(_load(default, pictures, seconds, query="?reconstruct=true"))
+        found[SCANS].append(_load(default, scans, seconds))
         found[ALONE].append(_load(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact))
     for name, loads in found.items():
@@ -174,17 +177,31 @@ def _bare_run(made: Bundle) -> float:
     return median(taken)
 
 
-def samples(made: Bundle) -> list[bytes]:
-    """PNG digits as MNIST has them, which is what people measure with, each turned a little."""
-    pngs = []
+class Samples(NamedTuple):
+    """The same digits twice, as PNGs."""
+
+    pictures: list[bytes]  # as MNIST has them, which is what people measure with
+    scans: list[bytes]  # as people have them: larger, in black on white, anywhere on the sheet
+
+
+def samples(made: Bundle) -> Samples:
+    """A bundle's examples, each turned a little."""
+    found = Samples([], [])
     for image in made.example("fp32").images:
         for degrees in range(-15, 16, 5):
             turned = Image.fromarray((image[0] * 255).astype(np.uint8)).rotate(degrees)
             digit = prepare(turned, made.manifest.image_shape, normalise=True)
-            buffer = io.BytesIO()
-            Image.fromarray((digit[0] * 255).astype(np.uint8)).save(buffer, "PNG")
-            pngs.append(buffer.getvalue())
-    return pngs
+            found.pictures.append(_png(Image.fromarray((digit[0] * 255).astype(np.uint8))))
+            sheet = Image.new("L", SCAN)
+            sheet.paste(turned.resize((WRITTEN, WRITTEN), Image.Resampling.BICUBIC), (WRITTEN // 4, WRITTEN // 8))
+            found.scans.append(_png(ImageOps.invert(sheet)))
+    return found
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
 
 
 def multipart(path: str, picture: bytes) -> bytes:

@@ -1,4 +1,4 @@
-"""What blots on a sheet are like: where ink begins, how wide its strokes are, what hangs together. Knows no pictures."""
+"""What blots on a sheet are like: how wide its strokes are, what hangs together, what lies around. Knows no light."""
 
 from __future__ import annotations
 
@@ -10,15 +10,6 @@ from numpy.typing import NDArray
 from service.bundle import Array
 
 Mask = NDArray[np.bool_]
-
-BINS = 64  # of a histogram of light
-FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
-
-
-def strength(line: Array) -> float:
-    """How far the ink departs from the paper: all but a few pixels by less."""
-    few = max(4, line.size // 8000)
-    return float(np.partition(line.ravel(), -few)[-few]) if few < line.size else float(line.max())
 
 
 def edge(values: NDArray[Any]) -> NDArray[Any]:
@@ -47,34 +38,14 @@ def grown(mask: Mask) -> Mask:
     return wider
 
 
-def grain(line: Array) -> float:
-    """The standard deviation of a sheet's own noise: what neighbours usually differ by, which no shadow and no stroke changes."""
-    steps = [np.abs(np.diff(line, axis=axis)).ravel() for axis in (0, 1)]
-    return 1.05 * float(np.median(np.concatenate(steps))) if line.size > 1 else 0.0
-
-
-def otsu(values: Array) -> float:
-    """The threshold that parts the values into the two most different groups."""
-    low, span = float(values.min()), max(float(np.ptp(values)), 1e-6)
-    bins = ((values.ravel() - low) * (BINS / span)).astype(np.intp)
-    counts = np.bincount(np.minimum(bins, BINS - 1), minlength=BINS)  # np.histogram's own checks take longer than the counting
-    edges = low + span / BINS * np.arange(BINS + 1)
-    middles = (edges[:-1] + edges[1:]) / 2
-    below = np.cumsum(counts)
-    above = below[-1] - below
-    sums = np.cumsum(counts * middles)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        between = np.nan_to_num(below * above * (sums / below - (sums[-1] - sums) / above) ** 2)
-    best = np.flatnonzero(between >= between.max() * (1 - 1e-9))
-    return float(edges[1:][best].mean())
-
-
 def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Numbers the connected parts, diagonals included; 0 is outside. Each run of pixels in a row points to the first of the runs
     that it hangs together with, till all agree."""
-    numbers = np.zeros(mask.shape, np.int64)
-    stride = mask.shape[1] + 1  # a gap after each row, so that runs can be compared by one number
-    steps = np.diff(np.pad(mask.astype(np.int8), ((0, 0), (1, 1))), axis=1).ravel()
+    height, width = mask.shape
+    framed = np.zeros((height, width + 2), np.int8)
+    framed[:, 1:-1] = mask
+    stride = width + 1  # a gap after each row, so that runs can be compared by one number
+    steps = np.diff(framed, axis=1).ravel()
     starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
     above = np.searchsorted(ends, starts - stride), np.searchsorted(starts, ends - stride, side="right")  # from, to: touched
     touching = above[1] - above[0]
@@ -90,8 +61,9 @@ def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
         root = root[root]
         if np.array_equal(before, root):
             break
-    _, names = np.unique(root, return_inverse=True)
-    numbers[mask] = np.repeat(1 + names, ends - starts)
+    names = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
+    numbers = np.zeros(mask.shape, np.int64)
+    numbers[mask] = np.repeat(names, ends - starts)
     return numbers
 
 

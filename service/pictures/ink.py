@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from service.bundle import Array
-from service.pictures.blots import FAINTEST, components, grain, grown, otsu, strength
+from service.pictures.blots import components, grown
+from service.pictures.levels import Departure, median, otsu, quantile
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
 
@@ -89,10 +90,14 @@ def _colours(picture: Image.Image, largest: int) -> Array:
         scale = SMALLEST / max(picture.size)
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
-    levels: Array = np.asarray(picture, dtype=np.float32) * np.float32(1 / 255)
+    levels = np.asarray(picture)
     if grey:
-        return levels[..., None] * np.float32(math.sqrt(3))
-    return _on_paper(levels[..., :3], levels[..., 3:]) if clear else levels
+        levels = levels[..., None]
+    elif all(np.array_equal(levels[..., 0], levels[..., other]) for other in (1, 2)):
+        levels = levels[..., ::3]  # one of three equal channels, and the opacity
+    parts: Array = levels * np.float32(1 / 255)
+    colours = _on_paper(parts[..., :-1], parts[..., -1:]) if clear else parts
+    return colours * np.float32(math.sqrt(3)) if colours.shape[2] == 1 else colours
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
@@ -110,23 +115,24 @@ def _on_paper(colours: Array, alpha: Array) -> Array:
     if np.ptp(np.percentile(light, (2, 98))) > 0.25 and len(solid) > 0.5 * alpha.size:
         paper = np.median(solid, axis=0)  # a picture in itself, with a few holes or round corners
     else:
-        paper = np.full(3, 0.0 if light.mean() > 0.5 else 1.0)
+        paper = np.full(colours.shape[2], 0.0 if light.mean() > 0.5 else 1.0)
     return (colours * alpha + paper.astype(np.float32) * (1 - alpha)).astype(np.float32)
 
 
-def _cleaned(line: Array) -> Array:
+def _cleaned(departure: Departure) -> Array:
     """1 in the strokes and 0 around them; specks gone."""
-    blank, full, noise = np.zeros_like(line), strength(line), grain(line)
-    if full < FAINTEST or full < 5 * noise:
+    line, levels, noise = departure.line, departure.levels, departure.grain
+    blank = np.zeros_like(line)
+    if not departure.written:
         return blank
-    threshold = otsu(np.clip(line, 0, np.percentile(line, 99.8)))
-    paper = 1.48 * float(np.median(np.abs(line[line <= threshold])))
+    threshold = otsu(np.clip(levels, 0, quantile(levels, 0.998)))
+    paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
     # Of little ink, the two groups that the threshold parts are halves of the noise.
-    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * full))
+    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * departure.strength))
     strong = line > threshold
     if not strong.any():
         return blank
-    full = float(np.median(line[strong]))
+    full = quantile(levels[levels > threshold], 0.5)
     blots = components(line > 0.8 * threshold)
     sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
     sizes[0] = 0

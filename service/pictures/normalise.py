@@ -20,6 +20,7 @@ CENTRED = 0.51  # pixels: how far from the middle rounding may have left the cen
 BRIGHT = 0.5  # every digit of the training set is brighter somewhere
 FINE = 5  # the digit's strokes are judged and mended at so many times the final size
 
+FEW = 8  # lines of a picture
 BLOCKY = 1024  # pixels of the longer side; where pictures are larger nobody would have repeated pixels
 
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
@@ -77,11 +78,13 @@ def _unblocked(picture: Image.Image) -> Image.Image:
         return picture
     levels = np.asarray(picture)
     block = math.gcd(*picture.size)
-    for lines in (levels, levels.swapaxes(0, 1)):
+    for lines in (levels[:, :FEW], levels[:FEW].swapaxes(0, 1), levels, levels.swapaxes(0, 1)):  # a few tell of most pictures
         flat = lines.reshape(len(lines), -1)
         edges = 1 + np.flatnonzero((flat[1:] != flat[:-1]).any(axis=1))
         block = int(np.gcd.reduce(edges, initial=block))
-    return Image.fromarray(levels[::block, ::block]) if block > 1 else picture
+        if block == 1:
+            return picture
+    return Image.fromarray(levels[::block, ::block])
 
 
 def _as_trained(image: Array, objects: int) -> bool:

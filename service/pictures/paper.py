@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import FAINTEST, components, edge, extremes, grain, strength
+from service.pictures.blots import components, edge, extremes
+from service.pictures.levels import Departure, ascending, quantile
+from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
-Real = NDArray[np.float64]
+Places = NDArray[np.intp]
 
-NEAR = 0.08  # distance in a colour cube of side 1 that still counts as the same paper
 MOST = 0.75  # share of the border that a smooth surface must explain
 OFF = 0.2  # of the ink's strength: what departs by more is not paper
 CLEAN = 0.15  # share of the border: ink that touches it covers less
@@ -26,86 +27,95 @@ ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by mor
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
-def departure(colours: Array) -> Array:
-    """(h, w, 3 or 1) -> (h, w): the distance of each pixel from the paper, along the line through colour space to the ink."""
-    border = _rim(colours.shape[0], colours.shape[1])
-    tried: list[tuple[int, Array]] = []
+def departure(colours: Array) -> Departure:
+    """Of (h, w, 3 or 1) from the paper that is the likeliest."""
+    border = _border(colours.shape[0], colours.shape[1])
+    tried: list[tuple[int, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
-            tried.append((_doubt(line, border), line))
+            tried.append((_doubt(departing := Departure(line), border), departing))
         if tried and min(doubt for doubt, _ in tried) <= acceptable:
             break
     return min(tried, key=itemgetter(0))[1]  # the simplest of those with the least doubt
 
 
-def _doubt(line: Array, border: NDArray[np.bool_]) -> int:
+def _doubt(departing: Departure, border: Places) -> int:
     """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
 
     A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
     the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even.
     """
-    full = strength(line)
-    if full < FAINTEST or full < 5 * grain(line):
-        return NONE  # nothing is written at all
-    if -float(np.percentile(line, 1)) > ONE_SIDED * full:
+    if not departing.written:
+        return NONE
+    full = departing.strength
+    if -quantile(departing.levels, 0.01) > ONE_SIDED * full:
         return GRAVE
-    rim = line[border]
+    rim = departing.line.ravel()[border]
     off = rim[rim > OFF * full]
     if off.size < CLEAN * rim.size:
         return NONE
-    lower, middle, upper = np.percentile(off, (25, 50, 75))
+    off = ascending(off)
+    lower, middle, upper = (quantile(off, part) for part in (0.25, 0.5, 0.75))
     return SOME if middle > 0.8 * full or upper - lower > 0.25 * full else GRAVE
 
 
-def _rim(height: int, width: int) -> NDArray[np.bool_]:
+def _border(height: int, width: int) -> Places:
+    """The pixels along the four sides, as places in the flattened picture."""
     rim = max(1, max(height, width) // 40)
     border = np.ones((height, width), bool)
     border[rim:-rim, rim:-rim] = False
-    return border
+    return np.flatnonzero(border)
 
 
-def _flat(colours: Array, border: NDArray[np.bool_]) -> Array | None:
+def _flat(colours: Array, border: Places) -> Array | None:
     """The corner or border colour that most of the border and corners share."""
-    rim = colours[border]
+    rim = colours.reshape(-1, colours.shape[2])[border]
     size = max(1, max(colours.shape[:2]) // 16)
     corners = [
         colours[y, x].reshape(-1, colours.shape[2])
         for y in (slice(size), slice(-size, None))
         for x in (slice(size), slice(-size, None))
     ]
-    candidates = [np.median(part, axis=0) for part in (*corners, rim)]
+    candidates = [_middle(part) for part in (*corners, rim)]
     every = np.concatenate(corners)
 
     def share(paper: Array) -> float:
-        of_rim = np.linalg.norm(rim - paper, axis=1) < NEAR
-        of_corners = np.linalg.norm(every - paper, axis=1) < NEAR
+        of_rim = distance(rim, paper) < NEAR
+        of_corners = distance(every, paper) < NEAR
         return float(of_rim.mean() + of_corners.mean()) / 2
 
     shares = [share(candidate) for candidate in candidates]
     best = candidates[int(np.argmax(shares))]
     if max(shares) < 0.4:
         return None
-    near = np.linalg.norm(rim - best, axis=1) < NEAR
+    near = distance(rim, best) < NEAR
     return _towards_ink(colours - rim[near].mean(axis=0))
 
 
-def _smooth(colours: Array, border: NDArray[np.bool_]) -> Array | None:
+def _smooth(colours: Array, border: Places) -> Array | None:
     """A quadratic surface through the border, then through every pixel near it."""
-    height, width, _ = colours.shape
-    y, x = np.meshgrid(np.linspace(-1, 1, height), np.linspace(-1, 1, width), indexing="ij")
-    terms = np.stack([np.ones_like(x), x, y, x * y, x * x, y * y], axis=-1)
+    height, width, channels = colours.shape
+    y, x = np.linspace(-1, 1, height), np.linspace(-1, 1, width)
+    rim = colours.reshape(-1, channels)[border]
     step = max(1, max(height, width) // 48)
-    surface = np.zeros((6, colours.shape[2]))
-    surface[0] = np.median(colours[border], axis=0)
-    surface = _fitted(surface, terms[border], colours[border].astype(np.float64))
-    surface = _fitted(
-        surface, terms[::step, ::step].reshape(-1, 6), colours[::step, ::step].reshape(-1, colours.shape[2]).astype(np.float64)
-    )
-    paper = (terms @ surface).astype(np.float32)
-    off = np.linalg.norm(colours[border] - paper[border], axis=1)
-    lit = _lamp(paper.mean(axis=2))[..., None]
+    some = colours[::step, ::step].reshape(-1, channels).astype(np.float64)
+    surface: Real = np.zeros((6, channels))
+    surface[0] = _middle(rim)
+    surface = fitted(surface, terms(y[border // width], x[border % width]), rim.astype(np.float64))
+    grid = np.meshgrid(y[::step], x[::step], indexing="ij")
+    surface = fitted(surface, terms(*map(np.ravel, grid)), some)
+    paper = drawn(surface, y, x)
+    off = distance(rim, paper.reshape(-1, channels)[border])
+    lit = _lamp(drawn(surface.mean(axis=1, keepdims=True), y, x))
     return _towards_ink((colours - paper) / lit) if (off < NEAR).mean() > MOST else None
+
+
+def _middle(colours: Array) -> Array:
+    """The median of each channel of (n, channels)."""
+    levels = np.sort(colours, axis=0)
+    middle: Array = (levels[(len(levels) - 1) // 2] + levels[len(levels) // 2]) / 2
+    return middle
 
 
 def _towards_ink(rest: Array) -> Array:
@@ -119,19 +129,7 @@ def _towards_ink(rest: Array) -> Array:
     return towards
 
 
-def _fitted(surface: Real, terms: Real, colours: Real) -> Real:
-    """Least squares, again and again without what lies far off."""
-    for _ in range(4):
-        distance = np.linalg.norm(colours - terms @ surface, axis=1)
-        near = distance <= max(NEAR / 2, 2.5 * float(np.median(distance)))
-        weighted = terms[near]
-        # A little of the flat surface, where the pixels at hand leave the slope open.
-        normal = weighted.T @ weighted + np.diag([0, 1, 1, 1, 1, 1]) * 1e-3 * len(weighted)
-        surface = np.linalg.solve(normal, weighted.T @ colours[near])
-    return surface
-
-
-def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
+def _narrow(colours: Array, border: Places) -> Array:
     """What is narrow and dark, or what is narrow and light (morphology's top-hats)."""
     light = colours.mean(axis=2)
     reach = max(1, round(max(light.shape) * NARROW / 2))
@@ -139,7 +137,7 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
     dark, bright = _inside((shaded - light) / _lamp(shaded)), _inside((light - lit) / _lamp(lit))
     # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
     on_rim_of_dark, on_rim_of_bright = (
-        float((line[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
+        float((line.ravel()[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
     )
     chosen: Array = dark if on_rim_of_dark < max(0.5, on_rim_of_bright) else bright
     return chosen
@@ -147,8 +145,11 @@ def _narrow(colours: Array, border: NDArray[np.bool_]) -> Array:
 
 def _inside(line: Array) -> Array:
     """Without what hangs together with the border, where anything does not: the corner of a shadow is narrow too."""
-    blots = components(line > OFF * strength(line))
-    inside = ~np.isin(blots, edge(blots)) | (blots == 0)
+    blots = components(line > OFF * Departure(line).strength)
+    outward = np.zeros(int(blots.max()) + 1, bool)
+    outward[edge(blots)] = True
+    outward[0] = False
+    inside = ~outward[blots]
     return np.where(inside, line, 0) if (blots[inside] > 0).any() else line
 
 

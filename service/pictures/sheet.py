@@ -14,7 +14,8 @@ import numpy as np
 from PIL import Image
 
 from service.bundle import Array
-from service.pictures.blots import Mask, components, edge, grown, otsu
+from service.pictures.blots import Mask, components, edge, grown
+from service.pictures.levels import ascending, median, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
@@ -24,6 +25,8 @@ FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of 
 WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; more is the inside of a digit that is bold
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
 TURNS = np.radians(np.arange(-45, 45, 1.5))
+ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
+ACROSS = np.column_stack([-np.sin(TURNS), np.cos(TURNS)])
 EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
 
 
@@ -42,9 +45,10 @@ def sheet_of(colours: Array) -> Array | None:
 
 def _masks(light: Array) -> Iterator[Mask]:
     """What is lighter and what is darker than where the picture parts into two, and where each part does again."""
-    middle = otsu(light)
-    for part in (light, light[light > middle], light[light <= middle]):
-        if part.size > SMALLEST * light.size and np.ptp(part) > APART:
+    levels = ascending(light)
+    middle = otsu(levels)
+    for part in (levels, levels[levels > middle], levels[levels <= middle]):
+        if part.size > SMALLEST * light.size and part[-1] - part[0] > APART:
             threshold = otsu(part)
             lighter = part > threshold
             if part[lighter].mean() - part[~lighter].mean() > APART:
@@ -63,7 +67,9 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     blot = blots == largest
     if sizes[largest] < SMALLEST * mask.size or _box(blot).full < FULL * (1 - WRITTEN[1]):
         return None
-    outside = components(np.pad(~blot, 1, constant_values=True))
+    around = np.ones((blot.shape[0] + 2, blot.shape[1] + 2), bool)
+    around[1:-1, 1:-1] = ~blot
+    outside = components(around)
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
     if whole.mean() < MOST and edge(whole).mean() > 1 - MOST:
         return None
@@ -79,7 +85,7 @@ def _on_a_desk(whole: Mask, light: Array) -> bool:
     """Whether a sheet that looks blank from afar lies there whole, and what surrounds it is like it nowhere."""
     if edge(whole).any():
         return False
-    unlike = np.abs(light[~whole] - np.median(light[whole])) > APART
+    unlike = np.abs(light[~whole] - np.float32(median(light[whole]))) > APART
     return bool(unlike.mean() > ALL_ROUND)
 
 
@@ -87,7 +93,7 @@ def _inked(light: Array) -> int:
     """How many pixels of a sheet differ from the rest of it."""
     if not light.size:
         return 0
-    lighter = light > otsu(light)
+    lighter = light > otsu(ascending(light))
     many = int(lighter.sum())
     if not 0 < many < light.size or light[lighter].mean() - light[~lighter].mean() < APART:
         return 0
@@ -97,7 +103,7 @@ def _inked(light: Array) -> int:
 def _ends_sharply(whole: Mask, light: Array) -> bool:
     """A desk begins where the sheet ends; a lamp's light fades."""
     inside, outside = light[grown(~whole) & whole], light[grown(whole) & ~whole]
-    return abs(float(np.median(inside)) - float(np.median(outside))) > APART
+    return abs(median(inside) - median(outside)) > APART
 
 
 class _Box(NamedTuple):
@@ -114,12 +120,15 @@ class _Box(NamedTuple):
 def _box(whole: Mask) -> _Box:
     rows = np.flatnonzero(whole.any(axis=1))
     first, last = whole[rows].argmax(axis=1), whole.shape[1] - 1 - whole[rows, ::-1].argmax(axis=1)
-    x, y = np.concatenate([first, last + 1, first, last + 1]), np.concatenate([rows, rows, rows + 1, rows + 1])
-    along = np.outer(np.cos(TURNS), x) + np.outer(np.sin(TURNS), y)  # (turns, points)
-    across = np.outer(np.cos(TURNS), y) - np.outer(np.sin(TURNS), x)
-    areas = np.ptp(along, axis=1) * np.ptp(across, axis=1)
+    last += 1
+    corners = np.array([[first, last, first, last], [rows, rows, rows + 1, rows + 1]], np.float64).reshape(2, -1)  # of each row
+    low, high = (
+        np.array([extreme(side @ corners, axis=1) for side in (ALONG, ACROSS)])  # (2, turns)
+        for extreme in (np.min, np.max)
+    )
+    areas = (high - low).prod(axis=0)
     best = int(areas.argmin())
-    left, right, top, bottom = (float(end) for side in (along[best], across[best]) for end in (side.min(), side.max()))
+    (left, top), (right, bottom) = low[:, best].tolist(), high[:, best].tolist()
     return _Box(float(TURNS[best]), left, right, top, bottom, float(whole.sum() / areas[best]))
 
 

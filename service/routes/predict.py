@@ -98,7 +98,8 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, for the event loop
-    return await service.crew.do(partial(images.decoded, data, most, served.manifest, normalise), visit.complete)
+    job = partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn)
+    return await service.crew.do(job, visit.complete)
 
 
 async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit) -> Array:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import base64
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -15,7 +16,7 @@ from PIL import Image
 
 from service import images, pose
 from service.engine import CapsNet
-from service.routes.predict import SMALL_BYTES
+from service.routes.predict import SMALL_BYTES, SMALL_PIXELS
 from service.schemas import Prediction, Predictions
 from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
@@ -218,3 +219,33 @@ def test_the_time_of_a_request_of_several_batches_is_that_of_all(net: CapsNet, s
         assert milliseconds(client.post("/predict", files={"file": seven})) >= 50
         assert milliseconds(client.post("/predict/batch", files=[("file", seven)] * 5)) >= 150
         assert milliseconds(client.post("/v2/models/tiny/infer", json={"inputs": [tensor]})) >= 150
+
+
+def test_large_pictures_are_decoded_side_by_side_and_normalised_in_turn(
+    nets: dict[str, CapsNet], seven: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two threads that fight for Python's lock take longer than one; a decoder needs no lock."""
+    most = {"read": 0, "prepare": 0}
+
+    def watched(name: str) -> None:
+        work, at_work = getattr(images, name), Counter[str]()
+
+        def slowly(*arguments: object, **named: object) -> object:
+            at_work[name] += 1
+            most[name] = max(most[name], at_work[name])
+            time.sleep(0.05)
+            at_work[name] -= 1
+            return work(*arguments, **named)
+
+        monkeypatch.setattr(images, name, slowly)
+
+    watched("read")
+    watched("prepare")
+    with Image.open(BytesIO(seven)) as picture:
+        large = encoded(picture.resize((2 * SMALL_PIXELS, 8)), "BMP")
+    with serving(settings(threads=2), nets) as client, ThreadPoolExecutor(6) as pool:
+        answers = list(
+            pool.map(lambda _: client.post("/predict", content=large, headers={"Content-Type": "image/bmp"}), range(6))
+        )
+    assert {answer.status_code for answer in answers} == {200}
+    assert most == {"read": 2, "prepare": 1}

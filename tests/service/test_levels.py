@@ -1,0 +1,52 @@
+"""What is read off pixels in order, against NumPy, which looks for each anew."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from service.pictures.levels import BINS, Departure, ascending, otsu, quantile
+
+rng = np.random.default_rng(0)
+VALUES: dict[str, NDArray[np.float32]] = {
+    "noise": rng.normal(0, 0.02, (40, 31)).astype(np.float32),
+    "ink on paper": np.where(rng.random((40, 31)) < 0.1, 0.9, 0.05).astype(np.float32),
+    "blurred ink": np.clip(rng.normal(0.2, 0.3, (24, 24)), 0, 1).astype(np.float32),
+    "few": np.array([[0.1, 0.7, 0.3]], np.float32),
+    "one": np.array([[0.4]], np.float32),
+    "all the same": np.full((9, 5), 0.3, np.float32),
+}
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+@pytest.mark.parametrize("part", [0, 0.01, 0.25, 0.5, 0.998, 1])
+def test_quantiles(values: NDArray[np.float32], part: float) -> None:
+    assert quantile(ascending(values), part) == pytest.approx(np.quantile(values, part), abs=1e-6)
+
+
+@pytest.mark.parametrize("name", set(VALUES) - {"one", "all the same"})
+def test_the_threshold_leaves_two_groups_as_different_as_any(name: str) -> None:
+    values = VALUES[name].ravel().astype(np.float64)
+
+    def between(threshold: float) -> float:
+        dark, light = values[values < threshold], values[values >= threshold]
+        return dark.size * light.size * float(dark.mean() - light.mean()) ** 2 if dark.size and light.size else 0.0
+
+    best = max(map(between, np.linspace(values.min(), values.max(), BINS + 1)))
+    assert between(otsu(ascending(VALUES[name]))) >= 0.99 * best  # the groups' means are of a histogram
+
+
+@pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
+def test_strength_and_grain(values: NDArray[np.float32]) -> None:
+    found, steps = Departure(values), [np.abs(np.diff(values, axis=axis)).ravel() for axis in (0, 1)]
+    assert found.strength == (np.sort(values.ravel())[-4] if values.size > 4 else values.max())
+    assert found.grain == pytest.approx(1.05 * np.median(np.concatenate(steps)) if values.size > 1 else 0, abs=1e-6)
+
+
+def test_noise_is_not_writing_and_ink_is() -> None:
+    assert {name: Departure(values).written for name, values in VALUES.items() if values.size > 100} == {
+        "noise": False,
+        "ink on paper": True,
+        "blurred ink": False,  # as much as neighbours differ by anyway
+    }
