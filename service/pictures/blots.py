@@ -1,4 +1,4 @@
-"""What blots on a sheet are like: how wide its strokes are, what hangs together, what lies around. Knows no light."""
+"""What blots on a sheet are like: how wide their strokes are, what hangs together, what lies around. Knows no light."""
 
 from __future__ import annotations
 

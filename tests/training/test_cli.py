@@ -42,7 +42,7 @@ def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
     return subprocess.CompletedProcess(["captrain", *arguments], status, words.getvalue(), errors.getvalue())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
@@ -103,7 +103,7 @@ def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("models") / "shapes"
     done = captrain("export", run, "--bundle", out, "--int8", "--data", folder)

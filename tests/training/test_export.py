@@ -59,7 +59,7 @@ def written(network: CapsuleNet | PlainNet, folder: Path) -> Written:
     return Written(made, folder, parity(made, models["fp32"], network.image_shape))
 
 
-@pytest.fixture(scope="module", params=PRESETS)
+@pytest.fixture(scope="session", params=PRESETS)
 def preset(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Written:
     return written(PRESETS[request.param].network, tmp_path_factory.mktemp(request.param))
 
@@ -68,7 +68,7 @@ def test_every_preset_is_equal_in_onnx(preset: Written) -> None:
     assert preset.worst <= PARITY
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
     """Exported once: it does not know by which routing its poses were found."""
     network, folder, _ = written(TINY, tmp_path_factory.mktemp("decoder"))
@@ -143,19 +143,19 @@ def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None
     torch.testing.assert_close(before, after, atol=5e-3, rtol=0)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
     training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=4, batch_size=20)
     return train(replace(PRESETS["tiny"], training=training), data, tmp_path_factory.mktemp("run"), Place(torch.device("cpu")))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def said() -> list[str]:
     """What was told while `shapes` was made."""
     return []
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def shapes(finished: Checkpoint, data: DataSet, said: list[str], tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
     return export(finished, data, tmp_path_factory.mktemp("models") / "shapes", quantised=True, say=said.append)
 

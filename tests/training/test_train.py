@@ -47,7 +47,7 @@ def same(first: Path, second: Path, rounding: float = 0.0) -> bool:
     return weights and history and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     train(config(), data, out, CPU)
@@ -150,7 +150,7 @@ def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: Da
         train(config(), data, tmp_path / "parts", CPU, resume=True)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
     subprocess.run([*long_run(folder), "--out", str(out)], check=True, capture_output=True)
