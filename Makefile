@@ -36,6 +36,7 @@ train: .venv/dev         ## train PRESET (compact) into runs/PRESET, or go on wi
 bench: .venv/dev         ## the speed claims, measured as ratios on this machine
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.encoders
+	$(BIN)/python -m benchmarks.pictures
 	$(BIN)/python -m benchmarks.serving
 	$(BIN)/python -m benchmarks.overload
 
