@@ -50,6 +50,11 @@ class Visit:
         self.stages |= stages
         self.provider = provider
 
+    def headers(self) -> list[tuple[bytes, bytes]]:
+        """What every answer carries, and an answer of a model's more."""
+        found = [(b"x-request-id", self.id.encode()), (b"server-timing", self.server_timing().encode())]
+        return [*found, (b"x-execution-provider", self.provider.encode())] if self.provider else found
+
     def server_timing(self) -> str:
         """The stages, and all since its body was here, in milliseconds."""
         total = {"total": time.monotonic() - self.complete}

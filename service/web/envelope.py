@@ -43,10 +43,10 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        method: str = scope["method"]
+        asked, method = scope, scope["method"]
+        visit = visits.begin(asked)
         if method == "HEAD":  # answered as GET is; the server below leaves the body out
-            scope = {**scope, "method": "GET"}
-        visit = visits.begin(scope)
+            scope = {**asked, "method": "GET"}
         status = 0
 
         async def stamped(message: Message) -> None:
@@ -76,12 +76,10 @@ class Envelope:
             )
         finally:
             self._bodies.release(visit.holds)
-            self._close(method, scope, visit, scope.get(REFUSED) or status or CLIENT_LEFT)
+            self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
 
     def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:
-        headers = [(b"x-request-id", visit.id.encode()), (b"server-timing", visit.server_timing().encode())]
-        if visit.provider:
-            headers.append((b"x-execution-provider", visit.provider.encode()))
+        headers = visit.headers()
         if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
             headers.append((b"connection", b"close"))
         return headers

@@ -14,7 +14,9 @@ from typing import Any
 import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
+from service import visits
 from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
+from service.visits import Visit
 from service.web import problems
 from service.web.problems import REFUSED
 
@@ -97,12 +99,12 @@ class Protocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return self._pass_over_offer()
-        self._in_head, self._head = False, 0
-        self._forget_timer()
-        self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
+        self._in_head, self._head = False, 0
+        self._forget_timer()
+        self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         super().on_headers_complete()
 
     def _pass_over_offer(self) -> None:
@@ -155,26 +157,35 @@ class Protocol(HttpToolsProtocol):
 
     def _refuse(self, error: ServiceError) -> None:
         """Nothing more is read. What was asked before is answered; then the connection closes."""
+        cycle = self.cycle
+        idle = cycle is None or cycle.response_complete
+        in_body = not idle and cycle.more_body and not cycle.response_started and not self.pipeline
+        visit = self._visit(in_body)
         logger.info("refused with %s: %s", error.status, error.detail)
         self._count(error)
         self._refused = True
         self._forget_timer()
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete:
-            self._answer(error)
-        elif cycle.more_body and not cycle.response_started and not self.pipeline:  # it is this one's body that is wrong
+        if idle:
+            self._answer(error, visit)
+        elif in_body:  # it is this one's body that is wrong
             cycle.scope[REFUSED] = error.status  # type: ignore[literal-required]
             cycle.disconnected = True
             cycle.message_event.set()
-            self._answer(error)
+            self._answer(error, visit)
         else:
             cycle.keep_alive = False
 
-    def _answer(self, error: ServiceError) -> None:
+    def _visit(self, in_body: bool) -> Visit:
+        """Of the request that is refused: the one at hand, or one whose head is not all here."""
+        if in_body and visits.SCOPE_KEY in self.cycle.scope:
+            return visits.of(self.cycle.scope)  # type: ignore[arg-type]
+        return visits.begin({"headers": self.headers if self._in_head or in_body else []})
+
+    def _answer(self, error: ServiceError, visit: Visit) -> None:
         if self.transport.is_closing():
             return
         told = problems.of(error)
-        told.headers["connection"] = "close"
+        told.raw_headers += [*visit.headers(), (b"connection", b"close")]
         headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *told.raw_headers))
         self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", told.body)))
         self.transport.write_eof()

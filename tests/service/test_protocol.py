@@ -8,6 +8,7 @@ import re
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import uvicorn
@@ -20,6 +21,7 @@ from service.web.protocol import MOST_HEAD
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 from tests.service.test_metrics import samples
+from tests.service.test_predict import Slow
 from tests.waiting import until
 
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -302,7 +304,45 @@ def test_a_request_that_is_refused_in_its_body_counts_with_the_status_it_got(ser
     def counted(status: int) -> float:
         return server.metric(f'capserve_requests_total{{route="/predict",status="{status}"')
 
-    start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked\r\nX-Request-ID: mine")
     before, left = counted(status), counted(499)
-    assert statuses(said(server, start, wrong, pause=0.1)) == [status]
+    answer = said(server, start, wrong, pause=0.1)
+    assert statuses(answer) == [status]
+    assert b"\r\nx-request-id: mine\r\n" in answer
     assert (counted(status), counted(499)) == (before + 1, left)
+
+
+def test_a_head_request_that_is_refused_in_its_body_counts_with_the_status_it_got(net: CapsNet) -> None:
+    start = b"HEAD /reconstruct?label=7 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
+    with (
+        conftest.serving(conftest.settings(), {"tiny": replace(net, decoder=Slow(net.decoder))}) as client,
+        socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection,
+    ):
+        connection.sendall(start)
+        time.sleep(0.01)  # of the 50 ms that the drawing takes
+        connection.sendall(b"no length\r\n")
+        assert statuses(connection.recv(65_536)) == [400]
+        until(lambda: samples(client).get(("capserve_requests_total", "/reconstruct", "400")) == 1)
+        assert ("capserve_requests_total", "/reconstruct", "499") not in samples(client)
+
+
+@pytest.mark.parametrize(
+    ("raw", "status"),
+    [
+        (b"GET /healthz HTTP/1.1\r\nX-Request-ID: mine\r\n\r\n", 400),
+        (b"GET /healthz HTTP/1.1\r\nX-Request-ID: mine\r\nX-Filler: " + b"a" * MOST_HEAD, 431),
+        (b"GET /healthz HTTP/1.1\r\nX-Request-ID: mine\r\nX-", 408),
+    ],
+)
+def test_what_is_refused_before_the_app_sees_it_has_a_name_and_a_time_too(server: Process, raw: bytes, status: int) -> None:
+    answer = said(server, raw)
+    assert statuses(answer) == [status]
+    assert answer.count(b"\r\nx-request-id: mine\r\n") == 1
+    assert b"\r\nserver-timing: total;dur=" in answer
+
+
+def test_a_name_is_not_of_the_request_before(server: Process) -> None:
+    answers = said(server, GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID: first\r\n\r\n"), b"nonsense\r\n\r\n", pause=0.1)
+    names = re.findall(rb"\r\nx-request-id: (\S+)\r\n", answers)
+    assert statuses(answers) == [200, 400]
+    assert names[0] == b"first" != names[1]
