@@ -6,6 +6,7 @@ raw tensors in the JSON's order, little-endian and row-major, with nothing betwe
 
 from __future__ import annotations
 
+import codecs
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -129,7 +130,7 @@ def _parsed(text: bytes) -> InferenceRequest:
     if text.count(b",") > MOST_VALUES:
         raise TooLarge(f"more than {MOST_VALUES:,} values are JSON; send them as binary tensor data, with binary_data_size")
     try:
-        return InferenceRequest.model_validate_json(text)
+        return InferenceRequest.model_validate_json(text.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
         raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0]) from None
 

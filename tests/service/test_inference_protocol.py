@@ -170,6 +170,12 @@ def test_plain_json_nested_as_a_person_writes_it(client: httpx.Client, images, e
     assert "id" not in answer.json()
 
 
+def test_json_behind_a_byte_order_mark(client: httpx.Client, images, expected):
+    text = json.dumps({"inputs": [json_tensor(images[:2])], "outputs": [{"name": "lengths"}]})
+    (output,) = client.post("/v2/models/tiny/infer", content=text.encode("utf-8-sig")).json()["outputs"]
+    np.testing.assert_allclose(output["data"], expected["lengths"][:2].ravel(), atol=1e-5)
+
+
 def test_bytes_on_the_wire(client: httpx.Client, images, expected):
     raw = images.tobytes()
     header = {
