@@ -193,12 +193,11 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
 def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bundle) -> None:
     graph = onnx.load(shapes.encoder("int8")).graph
     producers = {output: node.op_type for node in graph.node for output in node.output}
-    kinds: dict[str, set[str | None]] = {}
+    kinds: dict[str, list[set[str | None]]] = {}
     for node in graph.node:
-        kinds.setdefault(node.op_type, set()).update(producers.get(name) for name in node.input)
-    assert kinds["Conv"] == {"DequantizeLinear"}
-    assert "DequantizeLinear" not in kinds["MatMul"]
-    assert "DequantizeLinear" not in kinds["Softmax"]
+        kinds.setdefault(node.op_type, []).append({producers.get(name) for name in node.input})
+    assert kinds["Conv"].count({"DequantizeLinear"}) == len(kinds["Conv"]) - 1  # all but the one that sees the picture
+    assert not any("DequantizeLinear" in each for each in kinds["Conv"][:1] + kinds["MatMul"] + kinds["Softmax"])
 
 
 def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
