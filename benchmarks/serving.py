@@ -183,7 +183,7 @@ class Samples(NamedTuple):
     """The same digits twice, as PNGs."""
 
     pictures: list[bytes]  # as MNIST has them, which is what people measure with
-    scans: list[bytes]  # as people have them: larger, in black on white, anywhere on the sheet
+    scans: list[bytes]  # as people have them: larger, in black on white, not in the middle of the sheet
 
 
 def samples(made: Bundle) -> Samples:

@@ -62,13 +62,28 @@ class Visit:
 
 
 def begin(scope: MutableMapping[str, Any]) -> Visit:
-    """A visit under the name the client gave it, if that is one that can stand in a log, else a new one."""
-    given = next((value for key, value in scope["headers"] if key == b"x-request-id"), b"")
-    # Not os.urandom: a name is no secret, and each would take 20 microseconds.
-    visit = Visit(given.decode() if SOUND_ID.fullmatch(given) else f"{getrandbits(64):016x}")
+    """The visit of a request whose head is here."""
+    visit: Visit = scope.get(SCOPE_KEY) or named(scope["headers"])  # the connection may have refused it before its turn came
     scope[SCOPE_KEY] = visit
     request_id.set(visit.id)
     return visit
+
+
+def named(headers: Iterable[tuple[bytes, bytes]]) -> Visit:
+    """Under the name the client gave it, if that is one that can stand in a log, else a new one."""
+    given = next((value for key, value in headers if key == b"x-request-id"), b"")
+    # Not os.urandom: a name is no secret, and each would take 20 microseconds.
+    return Visit(given.decode() if SOUND_ID.fullmatch(given) else f"{getrandbits(64):016x}")
+
+
+@contextmanager
+def logged(visit: Visit) -> Iterator[None]:
+    """Outside a request's own task, where what is set would stay set for whoever comes next."""
+    before = request_id.set(visit.id)
+    try:
+        yield
+    finally:
+        request_id.reset(before)
 
 
 def of(scope: MutableMapping[str, Any]) -> Visit:

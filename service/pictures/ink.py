@@ -119,16 +119,16 @@ def _on_paper(colours: Array, alpha: Array) -> Array:
     return (colours * alpha + paper.astype(np.float32) * (1 - alpha)).astype(np.float32)
 
 
-def _cleaned(departure: Departure) -> Array:
+def _cleaned(departing: Departure) -> Array:
     """1 in the strokes and 0 around them; specks gone."""
-    line, levels, noise = departure.line, departure.levels, departure.grain
+    line, levels, noise = departing.line, departing.levels, departing.grain
     blank = np.zeros_like(line)
-    if not departure.written:
+    if not departing.written:
         return blank
     threshold = otsu(np.clip(levels, 0, quantile(levels, 0.998)))
     paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
     # Of little ink, the two groups that the threshold parts are halves of the noise.
-    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * departure.strength))
+    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * departing.strength))
     strong = line > threshold
     if not strong.any():
         return blank

@@ -1,4 +1,4 @@
-"""The pixels of a picture by how bright they are: which level parts ink from paper, how far the ink departs. Knows no shapes.
+"""The pixels of a picture by how bright they are: which level parts ink from paper, how far the ink departs. Knows no blots.
 
 Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew.
 """

@@ -20,15 +20,15 @@ def terms(y: Real, x: Real) -> Real:
     return np.column_stack([np.ones_like(x), x, y, x * y, x * x, y * y])
 
 
-def fitted(surface: Real, terms: Real, colours: Real) -> Real:
-    """(6, channels), (n, 6), (n, channels) -> (6, channels): least squares, again and again without what lies far off."""
+def fitted(surface: Real, places: Real, colours: Real) -> Real:
+    """(6, channels), terms (n, 6), (n, channels) -> (6, channels): least squares, again and again without what lies far off."""
     near = np.zeros(len(colours), bool)
     for _ in range(4):
-        off, before = distance(colours, terms @ surface), near
+        off, before = distance(colours, places @ surface), near
         near = off <= max(NEAR / 2, 2.5 * median(off))
         if np.array_equal(near, before):
             break
-        weighted = terms[near]
+        weighted = places[near]
         # A little of the flat surface, where the pixels at hand leave the slope open.
         normal = weighted.T @ weighted + np.diag([0, 1, 1, 1, 1, 1]) * 1e-3 * len(weighted)
         surface = np.linalg.solve(normal, weighted.T @ colours[near]).astype(np.float64)

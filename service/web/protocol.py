@@ -161,7 +161,8 @@ class Protocol(HttpToolsProtocol):
         idle = cycle is None or cycle.response_complete
         in_body = not idle and cycle.more_body and not cycle.response_started and not self.pipeline
         visit = self._visit(in_body)
-        logger.info("refused with %s: %s", error.status, error.detail)
+        with visits.logged(visit):
+            logger.info("refused with %s: %s", error.status, error.detail)
         self._count(error)
         self._refused = True
         self._forget_timer()
@@ -177,16 +178,20 @@ class Protocol(HttpToolsProtocol):
 
     def _visit(self, in_body: bool) -> Visit:
         """Of the request that is refused: the one at hand, or one whose head is not all here."""
-        if in_body and visits.SCOPE_KEY in self.cycle.scope:
-            return visits.of(self.cycle.scope)  # type: ignore[arg-type]
-        return visits.begin({"headers": self.headers if self._in_head or in_body else []})
+        if not in_body:
+            return visits.named(self.headers if self._in_head else [])
+        scope: Any = self.cycle.scope
+        visit: Visit = scope.setdefault(visits.SCOPE_KEY, visits.named(scope["headers"]))
+        return visit
 
     def _answer(self, error: ServiceError, visit: Visit) -> None:
         if self.transport.is_closing():
             return
         told = problems.of(error)
-        told.raw_headers += [*visit.headers(), (b"connection", b"close")]
-        headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *told.raw_headers))
-        self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", told.body)))
+        told.headers["connection"] = "close"
+        all_headers = (*self.server_state.default_headers, *told.raw_headers, *visit.headers())
+        headers = b"".join(b"%s: %s\r\n" % header for header in all_headers)
+        body = b"" if self.parser.get_method() == b"HEAD" else told.body
+        self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", body)))
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)

@@ -185,11 +185,11 @@ def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], s
 class Slow:
     """An encoder that takes its time."""
 
-    def __init__(self, encoder: object) -> None:
-        self._encoder = encoder
+    def __init__(self, encoder: object, seconds: float = 0.05) -> None:
+        self._encoder, self._seconds = encoder, seconds
 
     def run(self, *inputs: object) -> object:
-        time.sleep(0.05)
+        time.sleep(self._seconds)
         return self._encoder.run(*inputs)  # type: ignore[attr-defined]
 
     def __getattr__(self, name: str) -> object:

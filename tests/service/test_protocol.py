@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import re
 import socket
 import time
@@ -17,6 +18,7 @@ from fastapi import FastAPI
 from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
+from service.visits import request_id
 from service.web.protocol import MOST_HEAD
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
@@ -34,9 +36,10 @@ def server() -> Iterator[Process]:
         yield running
 
 
-def said(server: Process, *parts: bytes, pause: float = 0.0) -> bytes:
-    """All that the server says on a connection, until it closes it."""
-    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+def said(server: Process | int, *parts: bytes, pause: float = 0.0) -> bytes:
+    """All that the server, or that on this port, says on a connection, until it closes it."""
+    port = server if isinstance(server, int) else server.port
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         for part in parts:
             connection.sendall(part)
             time.sleep(pause)
@@ -315,13 +318,15 @@ def test_a_request_that_is_refused_in_its_body_counts_with_the_status_it_got(ser
 def test_a_head_request_that_is_refused_in_its_body_counts_with_the_status_it_got(net: CapsNet) -> None:
     start = b"HEAD /reconstruct?label=7 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
-        conftest.serving(conftest.settings(), {"tiny": replace(net, decoder=Slow(net.decoder))}) as client,
+        conftest.serving(conftest.settings(), {"tiny": replace(net, decoder=Slow(net.decoder, 1.0))}) as client,
         socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection,
     ):
         connection.sendall(start)
-        time.sleep(0.01)  # of the 50 ms that the drawing takes
+        time.sleep(0.1)  # of the second that the drawing takes
         connection.sendall(b"no length\r\n")
-        assert statuses(connection.recv(65_536)) == [400]
+        answer = b"".join(iter(lambda: connection.recv(65_536), b""))
+        assert statuses(answer) == [400]
+        assert answer.endswith(b"\r\n\r\n")  # no body
         until(lambda: samples(client).get(("capserve_requests_total", "/reconstruct", "400")) == 1)
         assert ("capserve_requests_total", "/reconstruct", "499") not in samples(client)
 
@@ -342,7 +347,49 @@ def test_what_is_refused_before_the_app_sees_it_has_a_name_and_a_time_too(server
 
 
 def test_a_name_is_not_of_the_request_before(server: Process) -> None:
-    answers = said(server, GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID: first\r\n\r\n"), b"nonsense\r\n\r\n", pause=0.1)
-    names = re.findall(rb"\r\nx-request-id: (\S+)\r\n", answers)
-    assert statuses(answers) == [200, 400]
-    assert names[0] == b"first" != names[1]
+    first = GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID: first\r\n\r\n")
+    for after, status in ((b"nonsense\r\n\r\n", 400), (b"\r\n" * MOST_HEAD, 431)):
+        answers = said(server, first, after, pause=0.1)
+        names = re.findall(rb"\r\nx-request-id: (\S+)\r\n", answers)
+        assert statuses(answers) == [200, status]
+        assert names[0] == b"first" != names[1]
+
+
+class Heard(logging.Handler):
+    """Each record's first words, under the name that the logs' own formatter would give it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[tuple[str, str]] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.lines.append((request_id.get(), " ".join(record.getMessage().split()[:3])))
+
+
+def test_logs_have_the_names_that_answers_have(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where a body is wrong before the app had its turn, and after another client's head was refused."""
+    caplog.set_level(logging.INFO, "service")
+    heard = Heard()
+    logging.getLogger("service").addHandler(heard)
+    start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    names = []
+    try:
+        with conftest.serving(conftest.settings(), {"tiny": net}) as client:
+            for parts in (
+                [GET.partition(b"Host")[0] + b"X-Request-ID: alice\r\n\r\n"],
+                [start, b"no length\r\n"],
+                [start + b"no length\r\n"],
+            ):
+                answer = said(client.base_url.port, *parts, pause=0.1)
+                assert statuses(answer) == [400]
+                names += re.findall(r"\r\nx-request-id: (\S+)\r\n", answer.decode())
+    finally:
+        logging.getLogger("service").removeHandler(heard)
+    refused, told = "refused with 400:", "POST /predict 400"
+    assert [line for line in heard.lines if line[1] in (refused, told)] == [
+        ("alice", refused),
+        (names[1], refused),
+        (names[1], told),
+        (names[2], refused),
+        (names[2], told),
+    ]
