@@ -7,7 +7,6 @@ looked at; where ink is but a small part of it, that part, closer.
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -15,7 +14,7 @@ from PIL import Image
 
 from service.bundle import Array
 from service.pictures.blots import components, grown
-from service.pictures.levels import Departure, median, otsu, quantile
+from service.pictures.levels import DIAGONAL, Departure, median, otsu, quantile
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
 
@@ -97,7 +96,7 @@ def _colours(picture: Image.Image, largest: int) -> Array:
         levels = levels[..., ::3]  # one of three equal channels, and the opacity
     parts: Array = levels * np.float32(1 / 255)
     colours = _on_paper(parts[..., :-1], parts[..., -1:]) if clear else parts
-    return colours * np.float32(math.sqrt(3)) if colours.shape[2] == 1 else colours
+    return colours * np.float32(DIAGONAL) if colours.shape[2] == 1 else colours
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:

@@ -15,7 +15,15 @@ from service.bundle import Array
 
 BINS = 64  # of a histogram of light
 FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
+DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
 EXTREME = 8000  # pixels of which one may be brighter than the ink
+
+
+def lightness(colours: Array) -> Array:
+    """(h, w, 3 or 1) -> (h, w) in [0, 1]. Grey alone comes as far along the diagonal of the colour cube as its colour lies."""
+    if colours.shape[2] == 1:
+        return colours[..., 0] * np.float32(1 / DIAGONAL)
+    return (colours[..., 0] + colours[..., 1] + colours[..., 2]) * np.float32(1 / 3)  # not mean: slow along so short an axis
 
 
 def ascending(values: Array) -> Array:

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from service.bundle import Array
 from service.pictures.blots import components, edge, extremes
-from service.pictures.levels import Departure, ascending, quantile
+from service.pictures.levels import DIAGONAL, Departure, ascending, lightness, quantile
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
 Places = NDArray[np.intp]
@@ -107,7 +107,7 @@ def _smooth(colours: Array, border: Places) -> Array | None:
     surface = fitted(surface, terms(*map(np.ravel, grid)), some)
     paper = drawn(surface, y, x)
     off = distance(rim, paper.reshape(-1, channels)[border])
-    lit = _lamp(drawn(surface.mean(axis=1, keepdims=True), y, x))
+    lit = _lamp(lightness(paper))[..., None]
     return _towards_ink((colours - paper) / lit) if (off < NEAR).mean() > MOST else None
 
 
@@ -131,10 +131,12 @@ def _towards_ink(rest: Array) -> Array:
 
 def _narrow(colours: Array, border: Places) -> Array:
     """What is narrow and dark, or what is narrow and light (morphology's top-hats)."""
-    light = colours.mean(axis=2)
+    light = lightness(colours)
     reach = max(1, round(max(light.shape) * NARROW / 2))
     shaded, lit = -_opened(-light, reach), _opened(light, reach)
-    dark, bright = _inside((shaded - light) / _lamp(shaded)), _inside((light - lit) / _lamp(lit))
+    dark, bright = (
+        _inside(departing * np.float32(DIAGONAL)) for departing in ((shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit))
+    )
     # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
     on_rim_of_dark, on_rim_of_bright = (
         float((line.ravel()[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)

@@ -15,7 +15,7 @@ from PIL import Image
 
 from service.bundle import Array
 from service.pictures.blots import Mask, components, edge, grown
-from service.pictures.levels import ascending, median, otsu
+from service.pictures.levels import ascending, lightness, median, otsu
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
@@ -33,7 +33,7 @@ EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is no
 def sheet_of(colours: Array) -> Array | None:
     """(h, w, 3 or 1) -> the sheet alone, upright, of as many channels; None where the whole picture is one."""
     step = -(-max(colours.shape[:2]) // COARSE)
-    light = colours[::step, ::step].mean(axis=2)
+    light = lightness(colours[::step, ::step])
     if min(light.shape) < COARSE // 8:
         return None
     for mask in _masks(light):

@@ -192,6 +192,18 @@ def test_reads_what_pens_write(compact: CapsNet, mask: str) -> None:
     assert sum(right.values()) >= 0.98 * 10 * len(right), right
 
 
+@pytest.mark.parametrize("style", ["black on white", "gradient", "shadow", "noise", "photo", "on a desk", "dark edges"])
+def test_grey_is_the_same_in_one_channel_in_three_and_in_three_that_differ_by_a_bit(style: str) -> None:
+    for digit in "2479":
+        grey = drawn("pen", style, digit).convert("L")
+        three, nearly = grey.convert("RGB"), grey.convert("RGB")
+        red, *others = nearly.getpixel((0, 0))  # type: ignore[misc]
+        nearly.putpixel((0, 0), (red ^ 1, *others))
+        alone, *rest = prepared([grey, three, nearly])
+        for other in rest:
+            np.testing.assert_allclose(other, alone, atol=0.02)
+
+
 @pytest.mark.parametrize("mask", ["font", "bold font"])
 def test_reads_fonts(compact: CapsNet, mask: str) -> None:
     """All but the font's 1: with a flag and no foot it is a 7 to a network that has seen MNIST alone."""
