@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,11 @@ from service import bundle, catalogue
 from service.engine import CapsNet, Perception
 from service.settings import Settings
 from tests.mnist import Digits, load
+
+
+def pytest_configure() -> None:
+    """A shell has what it starts in the background ignore interrupts, and so would the programs that tests start and interrupt."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -208,8 +208,9 @@ PRESETS: dict[str, Config] = {
     for preset in (
         # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training, but that of
         # `compact` at a lower rate: one cycle, averaged weights, dropout, strong changes, transformations at four times the rate,
-        # four times the weight on drawings. 12 epochs and 32, without dropout, with milder changes or with `compact` for a
-        # teacher all came to 0.4 to 0.5 % held out (models/README.md).
+        # four times the weight on drawings. 24 epochs are what two cores do in 70 minutes. It came to 0.40 to 0.48 % held out;
+        # 12 epochs and 32, without dropout, with milder changes or with `compact` for a teacher to 0.34 to 0.50 %, which is as far
+        # as seeds of one recipe lie apart (models/README.md).
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), dropout=0.3),
@@ -218,7 +219,9 @@ PRESETS: dict[str, Config] = {
         # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. Left alone it learns its digits by
         # heart: hence dropout and strong changes. These blur drawings: hence four times the paper's weight on them. Its decoder
         # sees the pose alone, so that a dimension means the same for every digit. Transformations begin at the largest values of
-        # all matrices: hence four times the rate for them. models/README.md: what else was tried.
+        # all matrices: hence four times the rate for them. 27 epochs, since a schedule of 60 without dropout was best after 26;
+        # batches of 128, since those of 32 take 1.7 times as long; weights averaged over some 1,000 steps, two epochs of them.
+        # models/README.md: what else was tried.
         Config(
             "compact",
             CapsuleNet(
@@ -229,7 +232,7 @@ PRESETS: dict[str, Config] = {
             ),
             Training(epochs=27, learning_rate=0.003, transform_rate=4, augment="strong", reconstruction=0.002),
         ),
-        # Efficient-CapsNet's way to end the same stem: sixteen capsules in all, 161 thousand encoder parameters.
+        # Efficient-CapsNet's own stem and its way to end it: sixteen capsules in all, 161 thousand encoder parameters.
         Config(
             "compact16",
             CapsuleNet(stem=_EFFICIENT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),

@@ -8,7 +8,8 @@ training and at no cost, along the directions in which drawings grow thicker, le
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ from training.pairs import Batch
 
 NUDGES, NUDGE = 16, 0.1  # random turns of each pose, and their size in every dimension
 STEADY = 0.6  # a dimension is named where its mean effect is this share of its root mean square: nearly always one way
-NOTICEABLE = 0.5  # and where the whole reach changes a drawing by this many of the measure's standard deviations
+NOTICEABLE = 1.5  # and where the whole reach changes a drawing by this many standard deviations of the measure, half of it either way
 RIDGE = 1e-3
 
 
@@ -55,15 +56,25 @@ def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
     """
     if found.poses.shape[1] == 1:
         return ()
+    return tuple(_named(effect) for effect in _effects(model, found))
+
+
+def plainest(model: Model, found: Poses, named: Sequence[Dimension]) -> int:
+    """Which of the poses shows the names best: where even the dimension that shows its own the least moves little else."""
+    shares = torch.ones(len(found.poses))
+    for dimension, effect in zip(named, _effects(model, found), strict=True):
+        if dimension.name:
+            own = effect[:, list(MEASURES).index(dimension.name)] * math.copysign(1, dimension.strength)
+            shares = torch.minimum(shares, own / (effect.norm(dim=1) + TINY))
+    return int(shares.argmax())
+
+
+def _effects(model: Model, found: Poses) -> Iterator[Tensor]:
+    """By each dimension, turned on its own through the whole reach: (n, measures), in standard deviations."""
     unit = _deviation(model, found)
-    named = []
-    for index in range(found.poses.shape[1]):
-        step = torch.zeros(found.poses.shape[1])
-        step[index] = REACH
-        ends = [measured(model.reconstruct(found.poses + turn, found.labels)) for turn in (step, -step)]
-        effect = (ends[0] - ends[1]) / unit  # (n, measures), in standard deviations
-        named.append(_named(effect))
-    return tuple(named)
+    for step in torch.eye(found.poses.shape[1]) * REACH:
+        upper, lower = (measured(model.reconstruct(found.poses + turn, found.labels)) for turn in (step, -step))
+        yield (upper - lower) / unit
 
 
 def aligned(network: Network, found: Poses) -> Network:
@@ -123,7 +134,7 @@ def _deviation(model: Model, found: Poses) -> Tensor:
 def _named(effect: Tensor) -> Dimension:  # (n, measures)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
     most = int(mean.abs().argmax())
-    steady = bool(mean[most].abs() > STEADY * strength[most] and mean[most].abs() > NOTICEABLE)
+    steady = mean[most].abs() > max(STEADY * strength[most], NOTICEABLE)
     return Dimension(name=list(MEASURES)[most] if steady else "", strength=round(float(mean[most]), 3))
 
 

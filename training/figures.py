@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from service.manifest import REACH, Dimension
+from training.dimensions import plainest, poses_of_objects
 from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 
@@ -45,11 +46,16 @@ def figures(
 
 
 def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same with each picture as the network draws what it believes it saw: none of it is the data set's own."""
+    """The same with each picture as the network draws what it believes it saw: none of it is the data set's own.
+
+    Where it names its drawing otherwise than the picture, the drawing is no likeness, and both are left out.
+    """
     for batch in batches:
         encoding = model.classify(batch.images)
-        drawings = draw(model, encoding.capsules, objects(encoding.lengths, batch.labels.shape[1]))
-        yield batch._replace(images=drawings)
+        believed = objects(encoding.lengths, batch.labels.shape[1])
+        drawings = draw(model, encoding.capsules, believed)
+        alike = hits(objects(model.classify(drawings).lengths, batch.labels.shape[1]), believed)
+        yield Batch(drawings[alike], batch.labels[alike], batch.targets[alike])
 
 
 def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, ...], right: bool) -> Figure | None:
@@ -93,11 +99,12 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
 
 
 def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensions: Sequence[Dimension]) -> Figure | None:
-    """Figure 4: each row one pose dimension of one picture's capsule, moved in steps as far as the paper does."""
-    label = int(batch.labels[0, 0])
-    pose = model.classify(batch.images[:1]).capsules[0, label]  # (pose,)
-    if len(pose) == 1:
+    """Figure 4: each row one pose dimension, moved in steps as far as the paper does, of the object that shows the names best."""
+    found = poses_of_objects(model, [batch])
+    if found.poses.shape[1] == 1:
         return None  # a plain CNN has no pose to turn
+    chosen = plainest(model, found, dimensions) if dimensions else 0
+    pose, label = found.poses[chosen], int(found.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))
     figure = Figure(figsize=(len(DELTAS) * 0.7, 0.7 + len(pose) * 0.7))

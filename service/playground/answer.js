@@ -96,7 +96,7 @@ export class AnswerView {
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
     const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";
-    const pair = labels.length > 1 ? " It looks for two in every picture, and finds a second where there is but one." : "";
+    const pair = labels.length > 1 ? " It was trained on two in every picture, and may find a second where there is but one." : "";
     return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}${pair}`;
   }
 

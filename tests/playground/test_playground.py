@@ -295,7 +295,7 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
             "aria-label", f"Your drawing: example 0{', example 7' * (label == '7')}"
         )
     expect(page.locator("#verdict")).to_contain_text(" and ")
-    expect(page.locator("#reason")).to_contain_text("It looks for two in every picture")
+    expect(page.locator("#reason")).to_contain_text("It was trained on two in every picture")
     assert page.locator("#lengths .first, #lengths .second").count() == 2
     assert page.locator("#believed-hint .key").count() == 2
     assert min(colours(page)) > 10

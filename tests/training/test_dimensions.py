@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import Poses, aligned, dimensions, poses_of_objects, rotation
+from training.dimensions import Poses, aligned, dimensions, plainest, poses_of_objects, rotation
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -96,3 +96,13 @@ def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
     assert named[4].strength < 0
     assert [each.name for index, each in enumerate(named) if index not in (2, 4)] == [""] * 4
     assert {each.name for each in named} <= {"", *MEASURES}
+
+
+def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
+    """The more a bar leans, the more does moving its lower end change beside where it lies."""
+    model, found = bars()
+    model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
+    named = dimensions(model, found)
+    leaning = found.poses.clone()
+    leaning[:, 4] = torch.arange(200).sub(73).abs() / 100
+    assert plainest(model, Poses(leaning, found.labels), named) == 73
