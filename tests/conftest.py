@@ -14,7 +14,7 @@ from tests.mnist import Digits, load
 
 
 def pytest_configure() -> None:
-    """A shell has what it starts in the background ignore interrupts, and so would the programs that tests start and interrupt."""
+    """A shell has what it starts in the background ignore interrupts; so would programs that tests start and interrupt."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
