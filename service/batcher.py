@@ -14,7 +14,8 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
@@ -86,6 +87,7 @@ class Batcher:
         self._taken = 0  # images ever; written by the picking runner
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
+        self._reserved = 0  # images that are being decoded and will be submitted
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runners = runners
@@ -121,8 +123,19 @@ class Batcher:
             raise Busy("the server is shutting down; ask again, another will answer", "draining")
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
-        if self.queued + images > self.max_queue:
-            raise Busy(f"{self.queued} images are waiting already; ask again after the seconds in Retry-After", "full")
+        if (waiting := self.queued + self._reserved) + images > self.max_queue:
+            told = f"{waiting} images are waiting already, and the queue holds {self.max_queue}"
+            raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
+
+    @contextmanager
+    def reserved(self, images: int) -> Iterator[None]:
+        """Room in the queue for what is still being decoded, or all would decode at once what most are then refused for."""
+        self.admit(images)
+        self._reserved += images
+        try:
+            yield
+        finally:
+            self._reserved -= images
 
     async def drain(self, timeout: float) -> bool:
         """Takes nothing new, answers what was accepted, stops the runners; False when the time did not suffice."""

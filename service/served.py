@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import logging
 import time
+from contextlib import AbstractContextManager
 from typing import NamedTuple
 
 import numpy as np
@@ -74,6 +75,9 @@ class Served:
     def admit(self, images: int = 1) -> None:
         """Raises Busy when the queue is full, before anybody decodes a picture."""
         self._encodings.admit(images)
+
+    def reserved(self, images: int) -> AbstractContextManager[None]:
+        return self._encodings.reserved(images)
 
     async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
         """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""

@@ -31,9 +31,9 @@ class Settings(BaseSettings):
     device: WantedDevice = Field("auto", description="auto is CUDA where it works; cuda does not start without")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
     cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for a graph; a model has two")
-    workers: int = Field(1, ge=1, description="processes that share the port, each with its own models")
+    workers: int = Field(1, ge=1, le=1024, description="processes that share the port, each with its own models")
     threads: int | None = Field(
-        None, ge=1, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
+        None, ge=1, le=1024, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
     )
     max_batch: int = Field(16, ge=1, description="images that run together at most")
     max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")

@@ -70,9 +70,8 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     served = _admitted(service, query)
     pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
     del sent
-    served.admit(len(pictures))
     with departure.heeded(request):
-        with visit.stage("decode"):
+        with served.reserved(len(pictures)), visit.stage("decode"):
             decoded = [await _indexed(service, served, index, each, query, visit) for index, each in enumerate(pictures)]
         found = await _judged(served, np.stack(decoded), visit)
     predictions = [

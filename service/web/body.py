@@ -29,7 +29,7 @@ Sent = TypeVar("Sent", OnePicture, ManyPictures)
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
     """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
-    if request.headers.get("content-encoding", "identity") != "identity":
+    if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise MalformedRequest("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
     announced = request.headers.get("content-length", "0")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from asyncio import BaseTransport, TimerHandle
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import httptools
@@ -34,13 +35,16 @@ class Protocol(HttpToolsProtocol):
         self.parser = self._new_parser()
         self._patience, self._count = patience, count
         self._head = 0  # bytes since a head was complete, or a part of a body was there
-        self._in_head = False
+        self._in_head = self._in_body = False
         self._timer: TimerHandle | None = None
         self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
         self._refused = False
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
+        self._courteous = SimpleNamespace(
+            write=self.transport.write, is_closing=self.transport.is_closing, close=self._close_courteously
+        )
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -94,7 +98,7 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else it is a trailer, which uvicorn would add to the headers of a request that is under way
-            super().on_header(name, value)
+            super().on_header(name, value.rstrip(b" \t"))  # no part of it, RFC 9112 5.1; what is before it the parser leaves out
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
@@ -102,10 +106,11 @@ class Protocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
-        self._in_head, self._head = False, 0
+        self._in_head, self._in_body, self._head = False, True, 0
         self._forget_timer()
         self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         super().on_headers_complete()
+        self.cycle.transport = self._courteous
 
     def _pass_over_offer(self) -> None:
         if all(name != b"upgrade" for name, _ in self.headers):
@@ -117,8 +122,30 @@ class Protocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
-            self._head = 0
+            self._in_body, self._head = False, 0
+            self._forget_timer()
             super().on_message_complete()
+
+    # Answers that are there before all of the request is
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_body:
+            self._expect_end()
+
+    def _close_courteously(self) -> None:
+        """As the app's answer or its client wants it; but one that still sends reads the answer only then, and closed at once it
+        might see a reset alone."""
+        if not self._in_body:
+            return self.transport.close()
+        self._refused = True
+        self.transport.write_eof()
+        self._expect_end()
+
+    def _expect_end(self) -> None:
+        """Nobody wants what still comes."""
+        self._forget_timer()
+        self._timer = self.loop.call_later(self._patience, self.transport.close)
 
     # Answers that nobody reads
 

@@ -196,6 +196,18 @@ async def test_the_parts_of_what_failed_do_not_run():
 
 
 @scenario
+async def test_what_is_still_decoded_has_its_room_reserved():
+    house = House(max_queue=5)
+    with house.batcher.reserved(3):
+        house.batcher.admit(2)
+        with pytest.raises(Busy, match="3 images are waiting already, and the queue holds 5"), house.batcher.reserved(3):
+            pass
+    with suppress(ValueError), house.batcher.reserved(5):
+        raise ValueError
+    house.batcher.admit(5)
+
+
+@scenario
 async def test_a_full_queue_answers_at_once():
     house = House(max_queue=5)
     await house.occupied()

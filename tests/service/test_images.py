@@ -164,6 +164,14 @@ def test_leaves_the_warning_filters_alone() -> None:
     assert list(warnings.filters) == before
 
 
+def test_much_text_beside_a_picture_is_named() -> None:
+    notes, data = PngInfo(), BytesIO()
+    notes.add_text("Comment", "x" * 5_000_000, zip=True)
+    PICTURE.save(data, "PNG", pnginfo=notes)
+    with pytest.raises(Unprocessable, match="more than a megabyte of compressed text"):
+        images.read(data.getvalue(), LIMIT)
+
+
 TRUNCATED = ("grey png", "16 bits", "interlaced png", "jpeg", "cmyk jpeg", "lossy webp", "lossless webp", "bmp")
 
 

@@ -77,6 +77,29 @@ def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(serve
             assert statuses(connection.recv(65_536)) == [413], path  # and no 408, for which it would have waited
 
 
+@pytest.mark.parametrize(("path", "megabytes", "status"), [("/predict", 30, 413), ("/predict?model=nope", 9, 404)])
+def test_who_sends_all_before_reading_learns_why_it_is_refused(server: Process, path: str, megabytes: int, status: int) -> None:
+    """As Python's urllib does, which has the connection closed after each answer."""
+    sent = request(path, bytes(megabytes << 20)).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
+    answer = said(server, sent)
+    assert statuses(answer) == [status]
+    assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == status
+
+
+def test_a_body_that_nobody_waits_for_any_more_has_an_end(server: Process) -> None:
+    endless = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
+    began = time.perf_counter()
+    assert statuses(said(server, endless, b"1\r\na\r\n")) == [200]
+    assert 0.5 < time.perf_counter() - began < 8
+    last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    assert statuses(said(server, endless, b"0\r\n\r\n", b"", b"", last, pause=0.4)) == [200, 200]
+
+
+def test_white_space_around_a_header_is_no_part_of_it(server: Process) -> None:
+    named = GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID:\tmine \t \r\nConnection: close \r\n\r\n")
+    assert re.search(rb"\r\nx-request-id: mine\r\n", said(server, named), re.IGNORECASE)
+
+
 def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
     """Before the answer, and once."""
     start, _, body = PREDICT.partition(b"\r\n\r\n")
