@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -40,12 +41,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="capserve", description="Capsule Networks as a service.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"capserve {version('capserve')}")
-    verbs = parser.add_subparsers(required=True, metavar="serve | check | predict")
-    serve = verbs.add_parser("serve", allow_abbrev=False, parents=[_flags(SERVE)], help="answer over HTTP")
+    verb = partial(parser.add_subparsers(required=True, metavar="serve | check | predict").add_parser, allow_abbrev=False)
+    serve = verb("serve", parents=[_flags(SERVE)], help="answer over HTTP")
     serve.set_defaults(command=commands.serve)
-    check = verbs.add_parser("check", allow_abbrev=False, parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
+    check = verb("check", parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
     check.set_defaults(command=commands.check)
-    predict = verbs.add_parser("predict", allow_abbrev=False, parents=[_flags(PREDICT)], help="answer for picture files, without a server")
+    predict = verb("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
     predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
     predict.add_argument(
         "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"

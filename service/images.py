@@ -209,7 +209,7 @@ def _damage_is_the_senders(form: Format) -> Iterator[None]:
         raise TooLarge("there is not the memory to decode this picture; scale it down") from error
     except Exception as error:
         if "MAX_TEXT_CHUNK" in str(error):
-            raise Unprocessable("this PNG has more than a megabyte of compressed text beside the picture; save it without") from error
+            raise Unprocessable("this PNG has over a megabyte of compressed text beside the picture; save it without") from error
         raise Unprocessable(
             f"this begins as a {form.name} file and cannot be decoded: it is truncated or damaged; save it again and resend"
         ) from error

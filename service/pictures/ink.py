@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 from PIL import Image
 
 from service.bundle import Array
@@ -107,15 +108,26 @@ def _eight_bits(picture: Image.Image) -> Image.Image:
 
 def _on_paper(colours: Array, alpha: Array) -> Array:
     """Transparent parts get the colour that shows best what is not: see-through drawings come in black and in white."""
-    solid = colours[alpha[..., 0] > 0.5]
+    there = alpha[..., 0] > 0.5
+    solid = colours[there]
     if not len(solid):
         return np.ones_like(colours)
     light = solid.mean(axis=1)
-    if np.ptp(np.percentile(light, (2, 98))) > 0.25 and len(solid) > 0.5 * alpha.size:
+    darkest, lightest = np.percentile(light, (2, 98))
+    varied = lightest - darkest > 0.25
+    if varied and len(solid) > 0.5 * alpha.size:
         paper = np.median(solid, axis=0)  # a picture in itself, with a few holes or round corners
     else:
-        paper = np.full(colours.shape[2], 0.0 if light.mean() > 0.5 else 1.0)
+        rim = (colours[_rim(there)].mean(axis=1) > (darkest + lightest) / 2).mean() if varied else 0.5
+        bright = rim > 0.5 if abs(rim - 0.5) > 0.4 else light.mean() <= 0.5  # cut out with some of its paper, or ink alone
+        paper = np.full(colours.shape[2], float(bright))
     return (colours * alpha + paper.astype(np.float32) * (1 - alpha)).astype(np.float32)
+
+
+def _rim(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """What lies beside something that is not there: (H, W) of both."""
+    around = np.pad(there, 1, constant_values=True)
+    return there & ~(around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:])
 
 
 def _cleaned(departing: Departure) -> Array:

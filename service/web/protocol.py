@@ -110,7 +110,7 @@ class Protocol(HttpToolsProtocol):
         self._forget_timer()
         self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         super().on_headers_complete()
-        self.cycle.transport = self._courteous
+        self.cycle.transport = self._courteous  # type: ignore[assignment]  # these three methods are all that it asks for
 
     def _pass_over_offer(self) -> None:
         if all(name != b"upgrade" for name, _ in self.headers):

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageChops, ImageFilter
 
 from service import images
 from service.bundle import Array
@@ -107,6 +107,19 @@ def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged()
         plain = drawings.grey((picture == 0).astype(np.float64), 0.0, 1.0)
         seen, expected = (images.prepare(each, SHAPE, normalise=True).ravel() for each in (read, plain))
         assert np.corrcoef(seen, expected)[0, 1] > 0.9
+
+
+@pytest.mark.parametrize("rim", [2, 6, 14])
+@pytest.mark.parametrize("light", [False, True])
+def test_a_digit_that_is_cut_out_with_some_of_its_paper_is_ink_on_that_paper(rim: int, light: bool) -> None:
+    """A sticker's outline, or what an eraser left of a scan: more of it than of the ink, as the rim grows."""
+    inked = Image.fromarray((drawings.scaled(drawings.written("7", generator("cut")), 160) > 0.5).astype(np.uint8) * 255)
+    kept = inked.filter(ImageFilter.MaxFilter(2 * rim + 1))
+    levels = inked if light else ImageChops.invert(inked)
+    cut = Image.merge("LA", (levels, kept))
+    whole = drawings.grey(np.asarray(inked) / 255, float(light), float(not light))
+    seen, expected = (images.prepare(each, SHAPE, normalise=True).ravel() for each in (cut, whole))
+    assert np.corrcoef(seen, expected)[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("shape", [(1, 40, 40), (3, 32, 32), (1, 28, 42)])
