@@ -22,7 +22,7 @@ from service.settings import Settings
 from service.state import Service
 from service.web import problems
 from service.web.bodies import Bodies
-from service.web.envelope import Envelope
+from service.web.envelope import OPEN_PATHS, Envelope
 from service.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         app.add_exception_handler(error, handler)
     for routes in (predict, reconstruct, models, inference_protocol, health, playground):
         app.include_router(routes.router)
-    app.openapi = openapi.documented(app, serving)  # type: ignore[method-assign]
+    app.openapi = openapi.documented(app, serving, None if settings.api_key is None else OPEN_PATHS)  # type: ignore[method-assign]
     return app
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from threading import Lock
 from typing import Any
 
@@ -18,13 +18,14 @@ from service.tensors import InferenceRequest
 
 DESCRIBED = (Problem, InferenceRequest)  # what routes name in their descriptions and FastAPI does not know
 REFERENCE = "#/components/schemas/{model}"
+KEYS = {"bearer": {"type": "http", "scheme": "bearer"}, "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
 
 logger = logging.getLogger(__name__)
 
 
-def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any]]:
+def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> Callable[[], dict[str, Any]]:
     """In place of app.openapi; made when first asked for, and again when the model of its examples is another. For a thread:
-    the model runs for it."""
+    the model runs for it. `keyless` are the paths that want no key, where there is a key."""
     plain, making = app.openapi, Lock()
     made: tuple[str, dict[str, Any]] = "", {}
 
@@ -37,6 +38,8 @@ def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any
                 document = plain()
                 _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
                 document["components"]["schemas"] |= described["$defs"]
+                if keyless is not None:
+                    _lock(document, keyless)
                 try:
                     examples.add(document, served)
                 except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log
@@ -46,3 +49,12 @@ def documented(app: FastAPI, catalogue: Catalogue) -> Callable[[], dict[str, Any
             return made[1]
 
     return openapi
+
+
+def _lock(document: dict[str, Any], keyless: Set[str]) -> None:
+    """Says where the key belongs, either way."""
+    document["components"]["securitySchemes"] = KEYS
+    document["security"] = [{name: []} for name in KEYS]
+    for path in keyless & document["paths"].keys():
+        for operation in document["paths"][path].values():
+            operation["security"] = []

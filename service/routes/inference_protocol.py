@@ -35,19 +35,15 @@ OUTPUTS: dict[str, Callable[[Perception], Array]] = {
 }
 
 
-_BODY = {
-    "required": True,
-    "content": {
-        "application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}},  # openapi.py puts it there
-        "application/octet-stream": {"schema": {"type": "string", "format": "binary"}},
-    },
-}
+_BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
+_JSON = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}}}  # openapi.py puts it there
+_BODY = {"required": True, "content": _JSON | _BINARY}
 
 LIVE, READY = "/health/live", "/health/ready"
 
 router = APIRouter(prefix="/v2", route_class=Bare, responses=RESPONSES, tags=["open inference protocol"])
 HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
-infers = partial(router.post, openapi_extra={"requestBody": _BODY})
+infers = partial(router.post, openapi_extra={"requestBody": _BODY}, responses={200: {"content": _BINARY}})
 
 
 @router.get("")

@@ -54,6 +54,10 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         for header in ({"X-API-Key": KEY}, {"Authorization": f"Bearer {KEY}"}, {"Authorization": f"basic {basic}"}):
             assert client.get("/models", headers=header).status_code == 200
         assert client.get("/reconstruct", headers={"X-API-Key": KEY}).headers["Cache-Control"].startswith("private")
+        document = client.get("/openapi.json", headers={"X-API-Key": KEY}).json()
+        assert document["security"] == [{name: []} for name in document["components"]["securitySchemes"]]
+        assert "security" not in document["paths"]["/predict"]["post"]
+        assert document["paths"]["/healthz"]["get"]["security"] == []
 
 
 def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) -> None:
@@ -226,6 +230,11 @@ def test_a_probe_that_is_too_late_is_no_end_of_probing(
 def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Client) -> None:
     document = client.get("/openapi.json").json()
     paths = document["paths"]
+    assert "security" not in document  # no key is set
+    assert paths["/v2/models/{name}/infer"]["post"]["responses"]["200"]["content"].keys() == {
+        "application/json",
+        "application/octet-stream",
+    }
     assert {"/predict", "/predict/batch", "/reconstruct", "/reconstruct/sweep", "/reconstruct/morph", "/models"} <= paths.keys()
     sent = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["example"]
     promised = paths["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
