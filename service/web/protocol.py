@@ -129,8 +129,9 @@ class Protocol(HttpToolsProtocol):
     # Answers that are there before all of the request is
 
     def on_response_complete(self) -> None:
+        unheard = self._in_body and not self.pipeline  # else the body is that of another, whose turn comes
         super().on_response_complete()
-        if self._in_body:
+        if unheard:
             self._expect_end()
 
     def _close_courteously(self) -> None:
