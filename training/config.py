@@ -209,8 +209,8 @@ PRESETS: dict[str, Config] = {
         # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training, but that of
         # `compact` at a lower rate: one cycle, averaged weights, dropout, strong changes, transformations at four times the rate,
         # four times the weight on drawings. 24 epochs are what two cores do in 70 minutes. It came to 0.40 to 0.48 % held out;
-        # 12 epochs and 32, without dropout, with milder changes or with `compact` for a teacher to 0.34 to 0.50 %, as far as
-        # seeds of one recipe lie apart (models/README.md).
+        # 12 epochs and 32, without dropout, with milder changes, with `compact` for a teacher or as public copies train it to
+        # 0.34 to 0.50 %, as far as seeds of one recipe lie apart. Its test error was known when it was chosen (models/README.md).
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), dropout=0.3),
