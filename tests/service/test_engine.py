@@ -16,7 +16,7 @@ import onnxruntime as ort
 import pytest
 
 from service import answer, bundle, cuda, engine, runtime, sessions
-from service.bundle import IMAGES, LENGTHS
+from service.bundle import IMAGES, LENGTHS, Array
 from service.engine import CapsNet, perturb
 from service.errors import StartError
 from service.manifest import BundleError, record
@@ -126,13 +126,30 @@ def test_int8_is_the_same_on_every_processor() -> None:
 
 @pytest.mark.skipif(not SATURATES, reason="sums of int8 products do not saturate on this processor")
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "models").glob("*/encoder.int8.onnx")))
-def test_a_replay_notices_sums_that_saturate(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sums_that_saturate_do_no_harm_or_a_replay_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = bundle.read(ROOT / "models" / name)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
-    assert engine.load(made, "int8", device).replay < 0.002
+    sound = engine.load(made, "int8", device)
+    assert sound.replay < 0.002
     monkeypatch.setattr(cpus, "multiplies_int8", lambda: True)  # so its int8 kernels are used after all
-    with pytest.raises(BundleError, match=r"int8 replay of lengths: expected example\.npz within 0\.02, found 0\."):
-        engine.load(made, "int8", device)
+    try:
+        saturating = engine.load(made, "int8", device)
+    except BundleError:  # noticed: all else is as it was when it loaded
+        return
+    pictures = _drawn(sound, 200)
+    np.testing.assert_allclose(saturating.classify(pictures)[0], sound.classify(pictures)[0], atol=0.03)
+
+
+def _drawn(net: CapsNet, count: int) -> Array:
+    """Pictures (count, C, H, W) of as many objects as there may be, each near a prototype of its class."""
+    random = np.random.default_rng(0)
+    prototypes = np.float32(net.manifest.prototypes)  # (K, D)
+    drawings = []
+    for _ in range(net.manifest.max_objects):
+        classes = random.integers(0, len(prototypes), count)
+        poses = prototypes[classes] + random.normal(0, 0.08, (count, net.manifest.pose_size))
+        drawings.append(net.reconstruct(poses.astype(np.float32), classes))
+    return np.sum(drawings, axis=0).clip(max=1)
 
 
 def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -311,6 +328,20 @@ def test_a_quick_graph_runs_on_one_thread() -> None:
     quick = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
     assert isinstance(quick, sessions.CpuSession)
     assert quick.runners == 1
+
+
+def test_another_process_that_starts_beside_it_makes_no_graph_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, ran = sessions.CpuSession.run, []
+
+    def disturbed(session: sessions.CpuSession, *inputs: np.ndarray) -> runtime.Arrays:
+        ran.append(None)
+        if len(ran) <= 5:
+            time.sleep(2 * sessions.QUICK)
+        return run(session, *inputs)
+
+    monkeypatch.setattr(sessions.CpuSession, "run", disturbed)
+    made = bundle.read(TINY)
+    assert isinstance(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2), sessions.CpuSession)
 
 
 def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
