@@ -72,6 +72,11 @@ class NotAnImage(ServiceError):
     meaning = "not an image type we read"
 
 
+class Encoded(NotAnImage):
+    title = "a content coding we do not read"
+    headers: ClassVar = {"Accept-Encoding": "identity"}  # RFC 9110 15.5.16: it is this and not the type
+
+
 class Unprocessable(ServiceError):
     status, title = 422, "cannot be processed"
     meaning = "a damaged picture, a parameter out of range, another model's pose token"

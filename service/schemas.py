@@ -163,6 +163,51 @@ class Liveness(BaseModel):
     live: bool
 
 
+class V2Server(BaseModel):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class V2Readiness(BaseModel):
+    live: bool
+    ready: bool
+
+
+class V2Tensor(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int] = Field(description="-1 is an axis of any size")
+
+
+class V2Model(BaseModel):
+    name: str
+    versions: list[str]
+    platform: str
+    inputs: list[V2Tensor]
+    outputs: list[V2Tensor]
+
+
+class V2ModelReadiness(BaseModel):
+    name: str
+    ready: bool
+
+
+class V2Output(BaseModel):
+    name: str
+    datatype: str
+    shape: list[int]
+    parameters: dict[str, int] | None = Field(None, description="binary_data_size, of an output whose bytes follow the JSON")
+    data: list[float] | None = Field(None, description="row by row, where it was not asked for in binary")
+
+
+class V2Inference(BaseModel):
+    model_name: str
+    model_version: str | None = None
+    id: str | None = Field(None, description="the request's own")
+    outputs: list[V2Output]
+
+
 class Problem(BaseModel):
     """RFC 9457, and `error`, the same sentence where clients of the Open Inference Protocol look for it."""
 

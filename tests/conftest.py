@@ -14,8 +14,10 @@ from tests.mnist import Digits, load
 
 
 def pytest_configure() -> None:
-    """A shell has what it starts in the background ignore interrupts; so would programs that tests start and interrupt."""
+    """A shell has what it starts in the background ignore interrupts, and nohup hang-ups; so would programs that tests start."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        signal.signal(signal.SIGHUP, lambda number, frame: None)  # ignored here all the same, and handed on to nobody
 
 
 @pytest.fixture(scope="session")

@@ -8,15 +8,18 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version as installed
+from typing import Any
 
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
+from pydantic import BaseModel
 
 from service import state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
 from service.errors import MalformedRequest, UnknownModel
 from service.routes.direct import RESPONSES, Bare
+from service.schemas import Liveness, V2Inference, V2Model, V2ModelReadiness, V2Readiness, V2Server
 from service.served import Served
 from service.state import Service
 from service.tensors import Inference, Port
@@ -43,44 +46,54 @@ LIVE, READY = "/health/live", "/health/ready"
 
 router = APIRouter(prefix="/v2", route_class=Bare, responses=RESPONSES, tags=["open inference protocol"])
 HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
-infers = partial(router.post, openapi_extra={"requestBody": _BODY}, responses={200: {"content": _BINARY}})
+infers = partial(
+    router.post, response_model=V2Inference, openapi_extra={"requestBody": _BODY}, responses={200: {"content": _BINARY}}
+)
 
 
-@router.get("")
+def tells(model: type[BaseModel], otherwise: str) -> dict[int | str, dict[str, Any]]:
+    """The same said with 503."""
+    return {503: {"model": model, "description": otherwise}}
+
+
+NOT_READY = tells(V2ModelReadiness, "send no requests for this model here")
+
+
+@router.get("", response_model=V2Server)
 async def server(request: Request) -> Response:
     """The server's name and what it speaks."""
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
 
 
-@router.get(LIVE)
+@router.get(LIVE, response_model=Liveness, responses=tells(Liveness, "restart the process"))
 async def live(request: Request) -> Response:
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
-@router.get(READY)
+@router.get(READY, response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
 async def ready(request: Request) -> Response:
     serves = state.of(request).catalogue.ready
     return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
 
 
-@router.get("/models/{name}")
+@router.get("/models/{name}", response_model=V2Model)
 async def metadata(request: Request, name: str) -> Response:
     """Tensors in and out; -1 is the batch."""
     return _metadata(_served(request, name))
 
 
-@router.get("/models/{name}/versions/{version}")
+@router.get("/models/{name}/versions/{version}", response_model=V2Model)
 async def metadata_of_version(request: Request, name: str, version: str) -> Response:
     return _metadata(_served(request, name, version))
 
 
-@router.get("/models/{name}/ready")
+@router.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def model_ready(request: Request, name: str) -> Response:
     return _ready(request, _served(request, name))
 
 
-@router.get("/models/{name}/versions/{version}/ready")
+@router.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def version_ready(request: Request, name: str, version: str) -> Response:
     return _ready(request, _served(request, name, version))
 

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from starlette.requests import Request
 
 from service import faults, state, visits
-from service.errors import MalformedRequest, NotAnImage, TooLarge, TooSlow
+from service.errors import Encoded, MalformedRequest, NotAnImage, TooLarge, TooSlow
 from service.schemas import ManyPictures, OnePicture
 from service.tensors import MOST_VALUES
 from service.web import multipart
@@ -30,7 +30,7 @@ Sent = TypeVar("Sent", OnePicture, ManyPictures)
 async def read(request: Request, max_body: int, patience: float) -> bytes:
     """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
-        raise MalformedRequest("send the body uncompressed, without Content-Encoding")
+        raise Encoded("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
     announced = request.headers.get("content-length", "0")
     if announced.isdigit():

@@ -106,6 +106,8 @@ class Protocol(HttpToolsProtocol):
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
+        if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
+            raise MalformedRequest("of transfer codings chunked alone is read; send the body so, or with its Content-Length")
         self._in_head, self._in_body, self._head = False, True, 0
         self._forget_timer()
         self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came

@@ -211,10 +211,12 @@ def test_heads_that_never_end_hold_up_nobody(unhurried: Process):
         (b"POST /predict HTTP/1.1\r\nHost: l\r\nContent-Length: many\r\n\r\n", b"400"),
         (b"POST /predict HTTP/1.1\r\nHost: l\r\nContent-Length: -5\r\n\r\n", b"400"),
         (b"POST /predict HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: chunked\r\n\r\nnot a length\r\n", b"400"),
+        (b"POST /predict HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n", b"400"),
+        (b"POST /predict HTTP/1.1\r\nHost: l\r\nTransfer-Encoding: gzip\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", b"400"),
         (b"GET /" + b"a" * 100_000 + b" HTTP/1.1\r\nHost: l\r\n\r\n", b"431"),
         (b"\r\n\r\n\r\n", None),
     ],
-    ids=["tls", "length of letters", "negative length", "bad chunk", "long path", "nothing"],
+    ids=["tls", "length of letters", "negative length", "bad chunk", "a coding", "two codings", "long path", "nothing"],
 )
 def test_what_is_not_http_is_refused_or_cut_off(unhurried: Process, raw: bytes, status: bytes | None):
     async def babble() -> bytes:

@@ -126,7 +126,8 @@ def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: byte
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
 def test_a_compressed_body_is_told_what_is_wrong_with_it(small: httpx.Client, seven: bytes, path: str) -> None:
     answer = small.post(path, content=gzip.compress(seven), headers={"Content-Type": "image/png", "Content-Encoding": "gzip"})
-    assert "uncompressed" in refused(answer, 400)
+    assert "uncompressed" in refused(answer, 415)
+    assert answer.headers["Accept-Encoding"] == "identity"
 
 
 def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes) -> None:
