@@ -218,10 +218,10 @@ PRESETS: dict[str, Config] = {
         ),
         # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. Left alone it learns its digits by
         # heart: hence dropout and strong changes. These blur drawings: hence four times the paper's weight on them. Its decoder
-        # sees the pose alone, so that a dimension means the same for every digit. Transformations begin at the largest values of
-        # all matrices: hence four times the rate for them. 27 epochs, since a schedule of 60 without dropout was best after 26;
-        # batches of 128, since those of 32 take 1.7 times as long; weights averaged over some 1,000 steps, two epochs of them.
-        # models/README.md: what else was tried.
+        # sees the pose alone, so that a dimension means the same for every digit, and errs no more for it. Transformations begin
+        # at the largest values of all matrices: hence four times the rate for them. 27 epochs, since a schedule of 60 without
+        # dropout was best after 26; batches of 128, since those of 32 take 1.7 times as long; weights averaged over some 1,000
+        # steps, two epochs of them. models/README.md: what else was tried.
         Config(
             "compact",
             CapsuleNet(
