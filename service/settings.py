@@ -17,6 +17,8 @@ WantedDevice = Literal["auto", "cpu", "cuda"]
 PREFIX = "CAPSERVE_"
 ALIKE = 0.8  # of 1: CAPSERVE_APIKEY is meant to be a setting, CAPSERVE_MEMORY (docker compose's) is not
 
+SECRETS = ("key", "token", "secret", "password")
+
 CHECKOUT = Path(__file__).resolve().parent.parent
 
 
@@ -61,6 +63,8 @@ class Settings(BaseSettings):
         for name in sorted(set(given) - cls.model_fields.keys()):
             for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
+            if any(word in name for word in SECRETS):  # however it is spelt: that server was not meant to be open
+                raise ValueError(f"{name}: there is no such setting; the key is {PREFIX}API_KEY")
         return values
 
     @field_validator("api_key")

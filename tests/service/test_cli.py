@@ -53,6 +53,12 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         (["--models", "/dev/null"], {}, "expected a folder of bundles, found Not a directory; name another"),
         (["--model", "huge"], {}, "has only tiny"),
         ([], {"CAPSERVE_APIKEY": "secret"}, "CAPSERVE_APIKEY: there is no such setting; expected CAPSERVE_API_KEY"),
+        ([], {"CAPSERVE_KEY": "secret"}, "CAPSERVE_KEY: there is no such setting; the key is CAPSERVE_API_KEY"),
+        (
+            [],
+            {"CAPSERVE_API_KEY_FILE": "/run/key"},
+            "CAPSERVE_API_KEY_FILE: there is no such setting; the key is CAPSERVE_API_KEY",
+        ),
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
         (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
         (["--threads", "100000"], {}, "CAPSERVE_THREADS: expected a whole number from 1 to 1024, found 100000"),
