@@ -67,7 +67,7 @@ def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bo
 def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Session:
     """A graph on one thread if it is quick there, on `most` if not."""
     single = CpuSession(path, spec, manifest, threads=1)
-    if most == 1 or single.seconds() < QUICK:
+    if most == 1 or single.quick():
         return single
     return CoresSession(single, CpuSession(path, spec, manifest, most), most)
 
@@ -118,17 +118,19 @@ class CpuSession:
     def warm(self, *inputs: NDArray[Any]) -> None:
         self.run(*inputs)
 
-    def seconds(self) -> float:
-        """What one row takes, at best."""
+    def quick(self) -> bool:
+        """Whether some run of one row takes less than QUICK."""
         row = [
             np.zeros([axis or 1 for axis in tensor.shape(self._manifest)], DTYPES[tensor.dtype]) for tensor in self._spec.inputs
         ]
-        taken: list[float] = []
-        while sum(taken) < TRIAL:
-            started = time.perf_counter()
+        began = before = time.perf_counter()
+        while before - began < TRIAL:
             self.run(*row)
-            taken.append(time.perf_counter() - started)
-        return min(taken)
+            after = time.perf_counter()
+            if after - before < QUICK:
+                return True
+            before = after
+        return False
 
 
 def _options(threads: int) -> Any:

@@ -16,7 +16,6 @@ WantedDevice = Literal["auto", "cpu", "cuda"]
 
 PREFIX = "CAPSERVE_"
 ALIKE = 0.8  # of 1: CAPSERVE_APIKEY is meant to be a setting, CAPSERVE_MEMORY (docker compose's) is not
-
 SECRETS = ("key", "token", "secret", "password")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
