@@ -1,72 +1,18 @@
-"""`capserve`, or `python -m service`: serve, check or predict. Every setting is CAPSERVE_<NAME>, and a flag where it is used."""
+"""`capserve`, or `python -m service`. Ctrl-C ends it at once and without a word until a command has something to finish."""
 
 from __future__ import annotations
 
-import argparse
+import signal
 import sys
 from collections.abc import Sequence
-from functools import partial
-from importlib.metadata import version
-from pathlib import Path
-from typing import Any
-
-from pydantic import ValidationError
-
-from service import commands, faults
-from service.errors import StartError
-from service.manifest import BundleError
-from service.settings import Settings
-
-SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # flags are seen by everybody on the machine
-CHECK = ("models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads")
-PREDICT = (*CHECK, "max_pixels")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = vars(_parser().parse_args(arguments))
-    command = options.pop("command")
-    flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
-    try:
-        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
-        return int(command(settings, **options))
-    except ValidationError as error:
-        for sentence in faults.sentences(Settings, error, "settings"):
-            name, _, what = sentence.partition(":")
-            print(f"capserve: CAPSERVE_{name.upper()}:{what}", file=sys.stderr)
-    except (BundleError, StartError) as error:
-        print(f"capserve: {error}", file=sys.stderr)
-    return 2
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started us has it ignored
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from service import cli  # here, since it takes a second in which somebody may have thought better of it
 
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="capserve", description="Capsule Networks as a service.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"capserve {version('capserve')}")
-    verb = partial(parser.add_subparsers(required=True, metavar="serve | check | predict").add_parser, allow_abbrev=False)
-    serve = verb("serve", parents=[_flags(SERVE)], help="answer over HTTP")
-    serve.set_defaults(command=commands.serve)
-    check = verb("check", parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
-    check.set_defaults(command=commands.check)
-    predict = verb("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
-    predict.add_argument("files", nargs="+", type=Path, metavar="FILE")
-    predict.add_argument(
-        "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
-    )
-    predict.add_argument(
-        "--reconstruct", action=argparse.BooleanOptionalAction, default=False, help="put drawings into the answer"
-    )
-    predict.set_defaults(command=commands.predict)
-    return parser
-
-
-def _flags(names: Sequence[str]) -> argparse.ArgumentParser:
-    """A flag for each of these settings."""
-    flags = argparse.ArgumentParser(add_help=False)
-    for name in names:
-        field = Settings.model_fields[name]
-        told = f"{field.description} (default: {field.default})".replace("%", "%%")
-        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {"metavar": "VALUE"}
-        flags.add_argument(f"--{name.replace('_', '-')}", default=None, help=told, **kind)
-    return flags
+    return cli.run(arguments)
 
 
 if __name__ == "__main__":

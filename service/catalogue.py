@@ -19,6 +19,7 @@ from service.errors import Busy, StartError, UnknownModel
 from service.manifest import BundleError
 from service.metrics import Metrics
 from service.process import cpus, interpreter
+from service.runtime import CPU
 from service.served import Served
 from service.sessions import Device
 from service.settings import Settings
@@ -52,13 +53,21 @@ def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
 def folders(settings: Settings) -> list[Path]:
     try:
         with os.scandir(settings.models) as entries:
-            names = [entry.name for entry in entries if entry.is_dir() and not entry.name.startswith((".", "_"))]
+            names = [entry.name for entry in entries if not (entry.name.startswith((".", "_")) or _is_file(entry))]
         what = "none in it"
     except OSError as error:
         names, what = [], str(error.strerror)
     if not names:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
     return [settings.models / name for name in sorted(names)]
+
+
+def _is_file(entry: os.DirEntry[str]) -> bool:
+    """A README beside the bundles, say. A link that leads nowhere is meant for a bundle: whoever reads it says what is wrong."""
+    try:
+        return entry.is_file()
+    except OSError:
+        return False
 
 
 def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
@@ -82,6 +91,13 @@ def opener(settings: Settings) -> Callable[[Bundle], CapsNet]:
         return engine.load(made, settings.variant, device)
 
     return open_bundle
+
+
+def others(settings: Settings, made: Bundle, net: CapsNet) -> list[CapsNet]:
+    """A bundle's encoders that this processor would not choose and others may."""
+    if settings.variant != "auto" or net.device.provider != CPU:
+        return []
+    return [engine.load(made, variant, net.device) for variant in made.manifest.variants if variant != net.variant]
 
 
 class Catalogue:

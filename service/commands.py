@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from service.errors import ServiceError, StartError
+from service.errors import ServiceError, StartError, TooLarge, Unprocessable
 from service.manifest import BundleError
 from service.process import listening, logs, siblings, workers
 from service.settings import Settings
@@ -23,6 +23,8 @@ if TYPE_CHECKING:  # it opens ONNX Runtime
     from service.engine import CapsNet
 
 logger = logging.getLogger(__name__)
+
+STDIN = Path("-")
 
 
 def serve(settings: Settings) -> int:
@@ -70,16 +72,21 @@ def check(settings: Settings) -> int:
     nets: dict[str, CapsNet] = {}
     for folder in catalogue.folders(settings):
         try:
-            net = catalogue.add(nets, open_bundle(bundle.read(folder)), folder)
+            made = bundle.read(folder)
+            net = catalogue.add(nets, open_bundle(made), folder)
+            others = [f"; {each.variant} within {each.replay:.1e}" for each in catalogue.others(settings, made, net)]
         except (BundleError, StartError) as error:
-            print(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'not as the settings want it'}: {error}")
+            _say(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'not as the settings want it'}: {error}")
             status = 2
         else:
             name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"
             nodes = ", ".join(f"{count} nodes on {provider}" for provider, count in net.nodes.items())
-            print(f"{name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}")
+            sound = f"{name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}"
+            _say(sound + "".join(others))
     if nets:
         catalogue.default(settings, nets)  # raises what serve would
+    if settings.traces is not None:
+        import service.tracing  # noqa: F401  # so does this, without the extra
     return status
 
 
@@ -94,15 +101,39 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
     judge = Judge(net.manifest)
     for path in files:
         try:
-            image = images.decoded(path.read_bytes(), settings.max_pixels, net.manifest, normalise)
+            image = images.decoded(_content(path, settings.max_body), settings.max_pixels, net.manifest, normalise)
         except (OSError, ServiceError) as error:
-            print(f"capserve: {path}: {error}", file=sys.stderr)
+            what = error.strerror if isinstance(error, OSError) else error
+            print(f"capserve: {path}: {what}", file=sys.stderr)
             status = 1
         else:
             perception = net.perceive(image[None], np.array([True]))
             (judged,) = judge.verdicts(perception)
-            print(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
+            _say(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
     return status
+
+
+def _content(path: Path, most: int) -> bytes:
+    """Of a picture file, or of standard input for `-`."""
+    if path.is_dir():
+        raise Unprocessable("a folder; name the pictures in it")
+    if path == STDIN:
+        content = b"" if sys.stdin is None else sys.stdin.buffer.read(most + 1)  # None where it was closed
+    else:
+        with path.open("rb") as file:
+            content = file.read(most + 1)
+    if len(content) > most:
+        raise TooLarge(f"larger than {most:,} bytes; send a smaller picture, or raise CAPSERVE_MAX_BODY")
+    return content
+
+
+def _say(line: str) -> None:
+    """At once; a full disk, say, is a fault to be told."""
+    try:
+        print(line, flush=True)
+    except OSError as error:
+        sys.stdout = None  # what it holds would fail again when the interpreter ends
+        raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _end_with_the_reader() -> None:
@@ -123,6 +154,7 @@ def _begin(settings: Settings, at_once: bool) -> None:
     """Told to stop before there was anything to finish, a process stops at once, with no exception, of which a library that is
     being imported would make a fault; told to reload, it does so when it serves. The server has its own handlers."""
     siblings.hold_hangups()
+    signal.signal(siblings.SPREAD, signal.SIG_IGN)  # for a supervisor, which has its own handler: others would be ended by it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))
     logs.configure(settings.log_format, settings.log_level)

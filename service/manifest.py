@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError, model_validator
+from pydantic_core import PydanticSerializationError
 
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
@@ -196,11 +197,15 @@ def manifest_of(folder: Path) -> Manifest:
     if isinstance(values, dict):
         expect(f"{path}: format", FORMAT, values.get("format"))
     try:
-        return Manifest.model_validate(values)
+        manifest = Manifest.model_validate(values)
+        manifest.model_dump_json()
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(map(str, first["loc"])) or "manifest"
         raise BundleError(f"{path}: {where}: {first['msg']} ({error.error_count()} faults in all)") from error
+    except PydanticSerializationError as error:  # half a character, or a config that is nested a hundred deep
+        raise BundleError(f"{path}: expected what can be told in JSON again, found {error}") from error
+    return manifest
 
 
 def record(folder: Path, manifest: Manifest) -> None:

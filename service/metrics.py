@@ -1,7 +1,7 @@
 """What Prometheus sees: a registry per app, an attribute per metric.
 
-With several worker processes PROMETHEUS_MULTIPROC_DIR is set before this is imported; each then writes files there, and
-whichever is scraped adds them all up.
+Several worker processes write files in PROMETHEUS_MULTIPROC_DIR, which their supervisor sets, and whichever is scraped adds them
+all up.
 """
 
 from __future__ import annotations
@@ -42,11 +42,12 @@ IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
 Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
 
+values.ValueClass = values.MutexValue  # in memory, until keep_at: that variable may be in the environment for others' sake
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
 
 
 def keep_at(place: int) -> None:
-    """Names this process's files by its place among the workers, not by its own number: who replaces it counts on in them."""
+    """As one of several workers, in files named by its place and not by its own number: who replaces it counts on in them."""
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
@@ -125,8 +126,8 @@ class Metrics:
         registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
-        self._files = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-        if not self._files:
+        self._files = None if values.ValueClass is values.MutexValue else os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        if self._files is None:
             ProcessCollector(registry=registry)
 
     def at_work(self, wanted: int) -> None:
@@ -150,7 +151,7 @@ class Metrics:
         self.rejections.labels("gone").inc()
 
     def text(self) -> bytes:
-        if not self._files:
+        if self._files is None:
             return generate_latest(self.registry)
         everyone = CollectorRegistry()
         everyone.register(self.references)

@@ -15,7 +15,8 @@ WantedVariant = Literal["auto", "fp32", "int8"]
 WantedDevice = Literal["auto", "cpu", "cuda"]
 
 PREFIX = "CAPSERVE_"
-ALIKE = 0.8  # of 1: CAPSERVE_APIKEY is meant to be a setting, CAPSERVE_MEMORY (docker compose's) is not
+ALIKE = 0.75  # of 1: CAPSERVE_APIKEY and CAPSERVE_PROT are meant to be settings, CAPSERVE_MEMORY (docker compose's) is not
+KEY, NEARLY = f"{PREFIX}API_KEY", 0.9  # with its prefix: CAPSERVER_API_KEY
 SECRETS = ("key", "token", "secret", "password")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -58,12 +59,15 @@ class Settings(BaseSettings):
     @classmethod
     def _nothing_is_misspelt(cls, values: dict[str, Any]) -> dict[str, Any]:
         """What would be ignored in silence: the worst case is a server without its key."""
+        for name in os.environ:
+            if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=NEARLY):
+                raise ValueError(f"api_key: expected under this name, found {name}")
         given = (name[len(PREFIX) :].lower() for name in os.environ if name.upper().startswith(PREFIX))
         for name in sorted(set(given) - cls.model_fields.keys()):
             for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
             if any(word in name for word in SECRETS):  # however it is spelt: that server was not meant to be open
-                raise ValueError(f"{name}: there is no such setting; the key is {PREFIX}API_KEY")
+                raise ValueError(f"{name}: there is no such setting; the key is {KEY}")
         return values
 
     @field_validator("api_key")
@@ -81,7 +85,7 @@ class Settings(BaseSettings):
     @classmethod
     def _is_a_place(cls, traces: str | None) -> str | None:
         if traces is not None and not _is_url(traces):
-            raise ValueError(f"traces: expected a URL such as http://collector:4318/v1/traces, found {traces}")
+            raise ValueError("traces: expected a URL such as http://collector:4318/v1/traces; what was found is kept secret")
         return traces
 
 

@@ -26,6 +26,7 @@ CANNOT_START = 2  # exit status of a worker that would fail again, unless somebo
 # The signal itself ends a worker that was so young that it had no handler for it; the last was about to end anyway.
 STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
+TRIES = 5  # deaths at the start, of whatever, after which none is tried again where none ever listened
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
 
 Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place from 0 on; sets the last once it listens
@@ -58,6 +59,7 @@ class _Supervisor:
         self._listened = self._spawn.RawValue(c_bool, False)  # Value has a lock, which a killed worker could keep
         self._due: dict[int, float] = {}  # place -> time.monotonic() at which to fill it again
         self._pause = SOON
+        self._deaths = 0
         self._stopping = False
 
     def run(self) -> int:
@@ -98,7 +100,11 @@ class _Supervisor:
             self._workers.remove(worker)
             process = worker.process
             mark_process_dead(worker.place)  # type: ignore[no-untyped-call]
-            if process.exitcode == CANNOT_START and not self._listened.value:
+            self._deaths += 1
+            if not self._listened.value and process.exitcode == CANNOT_START:
+                return False
+            if not self._listened.value and self._deaths == TRIES:
+                logger.error("worker %s died with status %s, as all did: giving up", process.pid, process.exitcode)
                 return False
             if time.monotonic() - worker.started > LATER:
                 self._pause = SOON

@@ -123,6 +123,16 @@ def test_a_manifest_that_is_wrong_says_where(copy: Path, values: dict[str, Any],
         bundle.read(altered(copy, **values))
 
 
+DEEP = json.loads("[" * 300 + "]" * 300)
+
+
+@pytest.mark.parametrize("values", [{"preset": "\ud800"}, {"training__hardware": "\udfff"}, {"config": {"deep": DEEP}}])
+def test_a_manifest_that_could_not_be_told_again_is_refused(copy: Path, values: dict[str, Any]) -> None:
+    """By /models, or where it is hashed for an ETag."""
+    with pytest.raises(BundleError, match="manifest.json: expected what can be told in JSON again"):
+        bundle.read(altered(copy, **values))
+
+
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b"[" * 200_000])
 def test_a_manifest_that_is_no_json_object_is_an_error(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)

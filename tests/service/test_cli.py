@@ -17,7 +17,7 @@ import pytest
 
 from tests.service.bundles import external
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
-from tests.service.launching import run, started
+from tests.service.launching import CAPSERVE, run, started
 
 
 @pytest.fixture
@@ -59,6 +59,8 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
             {"CAPSERVE_API_KEY_FILE": "/run/key"},
             "CAPSERVE_API_KEY_FILE: there is no such setting; the key is CAPSERVE_API_KEY",
         ),
+        ([], {"CAPSERVER_API_KEY": "secret"}, "CAPSERVE_API_KEY: expected under this name, found CAPSERVER_API_KEY"),
+        ([], {"CAPSERVE_PROT": "80"}, "CAPSERVE_PROT: there is no such setting; expected CAPSERVE_PORT"),
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
         (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
         (["--threads", "100000"], {}, "CAPSERVE_THREADS: expected a whole number from 1 to 1024, found 100000"),
@@ -67,7 +69,7 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         (
             [],
             {"CAPSERVE_TRACES": "nonsense"},
-            "CAPSERVE_TRACES: expected a URL such as http://collector:4318/v1/traces, found nonsense",
+            "CAPSERVE_TRACES: expected a URL such as http://collector:4318/v1/traces; what was found is kept secret",
         ),
         ([], {"CAPSERVE_TRACES": "collector:4318"}, "CAPSERVE_TRACES: expected a URL"),
         ([], {"CAPSERVE_TRACES": "http://:4318"}, "CAPSERVE_TRACES: expected a URL"),
@@ -90,10 +92,43 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_a_log_in_json_ends_in_json_too() -> None:
-    ended = run("serve", "--models", "/nonexistent", CAPSERVE_LOG_FORMAT="json")
+@pytest.mark.parametrize(
+    ("flag", "told"),
+    [("--models=/nonexistent", "expected a folder of bundles"), ("--max-batch=0", "CAPSERVE_MAX_BATCH: expected a whole number")],
+)
+def test_a_log_in_json_ends_in_json_too(flag: str, told: str) -> None:
+    ended = run("serve", flag, CAPSERVE_LOG_FORMAT="json")
     assert ended.returncode == 2
-    assert "expected a folder of bundles" in json.loads(ended.stderr.splitlines()[-1])["message"]
+    assert told in json.loads(ended.stderr.splitlines()[-1])["message"]
+
+
+@pytest.mark.parametrize("arguments", [["check"], ["predict", "-"]])
+def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> None:
+    with Path("/dev/full").open("w") as full:
+        ended = subprocess.run(
+            [*CAPSERVE, *arguments],
+            input=seven,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES)},
+        )
+    assert (ended.returncode, ended.stderr) == (2, b"capserve: standard output cannot be written: No space left on device\n")
+
+
+@pytest.mark.parametrize("verb", ["serve", "check", "predict"])
+def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(verb: str, tmp_path: Path) -> None:
+    """While it imports, that is: it takes most of a second."""
+    slow = "import time; print('importing', flush=True); time.sleep(30)"
+    (tmp_path / "prometheus_client.py").write_text(slow)
+    command = [*CAPSERVE, verb, *(["7.png"] if verb == "predict" else [])]
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"importing\n"
+        process.send_signal(signal.SIGINT)
+        assert process.communicate(timeout=10) == (b"", b"")
+    assert process.returncode == -signal.SIGINT
 
 
 def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_it(tmp_path: Path) -> None:
@@ -113,7 +148,7 @@ def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_i
 def test_check_replays_every_bundle(broken: Path) -> None:
     sound = run("check")
     assert sound.returncode == 0
-    assert re.match(r"tiny: sound: .*CPUExecutionProvider", sound.stdout)
+    assert re.match(r"tiny: sound: .*CPUExecutionProvider, replay within [\d.e-]+; (fp32|int8) within [\d.e-]+\n", sound.stdout)
     one_broken = run("check", "--models", str(broken))
     assert one_broken.returncode == 2
     assert "tiny (in one): sound" in one_broken.stdout
@@ -167,6 +202,20 @@ def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client
     (line,) = ended.stdout.splitlines()
     expected = client.post("/predict?reconstruct=false", files={"file": seven}).json()
     assert json.loads(line) == {"file": str(picture), **expected}
+
+
+def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, seven: bytes) -> None:
+    (tmp_path / "7.png").write_bytes(seven)
+    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES)}
+    piped = subprocess.run([*CAPSERVE, "predict", "-"], input=seven, capture_output=True, env=environment, check=True, timeout=60)
+    assert json.loads(piped.stdout) == {**json.loads(run("predict", str(tmp_path / "7.png")).stdout), "file": "-"}
+    ended = run("predict", "--max-body", str(len(seven) - 1), str(tmp_path), str(tmp_path / "7.png"), str(tmp_path / "8.png"))
+    assert ended.returncode == 1
+    assert [line.removeprefix(f"capserve: {tmp_path}") for line in ended.stderr.splitlines()] == [
+        ": a folder; name the pictures in it",
+        f"/7.png: larger than {len(seven) - 1:,} bytes; send a smaller picture, or raise CAPSERVE_MAX_BODY",
+        "/8.png: No such file or directory",
+    ]
 
 
 def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client) -> None:

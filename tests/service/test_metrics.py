@@ -5,6 +5,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -13,7 +14,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from service.engine import CapsNet
 from service.errors import Busy, NotAnImage, TooLate
 from service.metrics import Metrics
-from tests.service.conftest import drawn, encoded, serving, settings
+from tests.service.conftest import drawn, encoded, reaching, serving, settings
+from tests.service.launching import started
 
 
 def samples(client: httpx.Client) -> dict[tuple[str, ...], float]:
@@ -140,6 +142,13 @@ def test_two_apps_in_a_process_count_for_themselves(nets: dict[str, CapsNet], cl
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus package) is not installed")
+def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: bytes) -> None:
+    """PROMETHEUS_MULTIPROC_DIR is in the environment where another server of the same container has it."""
+    with started(tmp_path / "log", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "nowhere")) as (_, url), reaching(url) as client:
+        assert client.post("/predict", content=seven).status_code == 200
+        assert samples(client)["capserve_requests_total", "/predict", "200"] == 1
+
+
 def test_promtool_has_nothing_to_say(client: httpx.Client) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=client.get("/metrics").content, capture_output=True)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -145,6 +145,17 @@ def test_what_is_not_sound_changes_nothing(keyed: httpx.Client, folder: Path, se
     assert keyed.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("target", ["nowhere", "tiny"])
+def test_a_link_that_leads_nowhere_is_no_model_taken_away(target: str, keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+    """As where what it leads to is being copied, or was not mounted; or leads to itself."""
+    shutil.rmtree(folder / "tiny")
+    (folder / "tiny").symlink_to(folder / target)
+    answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert f"{folder / 'tiny'}: no bundle there" in answer.json()["detail"]
+    assert keyed.post("/predict", content=seven).status_code == 200
+
+
 def test_a_model_that_does_not_run_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:

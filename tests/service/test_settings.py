@@ -5,7 +5,7 @@ import argparse
 import pytest
 from pydantic import ValidationError
 
-from service.__main__ import _parser
+from service.cli import _parser
 from service.settings import Settings
 
 
@@ -60,7 +60,7 @@ def test_every_setting_is_described_and_a_flag_of_serve_if_it_is_no_secret() -> 
 def test_what_only_a_server_has_is_no_flag_elsewhere() -> None:
     model = {"models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads"}
     assert flags("check") == model
-    assert flags("predict") == model | {"max_pixels"}
+    assert flags("predict") == model | {"max_pixels", "max_body"}
 
 
 @pytest.mark.parametrize("name", ["deadline", "patience", "linger", "drain"])

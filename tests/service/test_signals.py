@@ -127,3 +127,10 @@ def test_without_standard_input_it_serves(tmp_path: Path, flags: str) -> None:
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     assert "Traceback" not in log.read_text()
+
+
+def test_the_signal_of_workers_to_their_supervisor_ends_nobody(tmp_path: Path) -> None:
+    with started(tmp_path / "log") as (process, url), reaching(url) as client:
+        process.send_signal(signal.SIGUSR1)
+        assert client.get("/readyz").status_code == 200
+        assert process.poll() is None

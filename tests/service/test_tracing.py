@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import subprocess
 import sys
@@ -9,13 +10,12 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from pathlib import Path
 
 import httpx
 import pytest
 
 from service.engine import CapsNet
-from tests.service.conftest import serving, settings
+from tests.service.conftest import BUNDLES, serving, settings
 from tests.service.processes import process
 
 collector = pytest.importorskip(
@@ -102,7 +102,12 @@ def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven:
             assert time.monotonic() - began < 5
 
 
-def test_without_the_extra_it_says_what_to_install(tmp_path: Path) -> None:
-    code = "import sys; sys.modules['opentelemetry'] = None; import service.tracing"
-    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+@pytest.mark.parametrize("verb", ["serve", "check"])
+def test_without_the_extra_it_says_what_to_install(verb: str) -> None:
+    blocked = "import sys; sys.modules['opentelemetry.exporter'] = None"  # the api alone comes with FastAPI
+    code = f"{blocked}; from service.__main__ import main; sys.exit(main(['{verb}']))"
+    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": "http://127.0.0.1:4318/v1/traces"}
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
+    assert ended.returncode == 2
     assert "capserve[otel]" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr

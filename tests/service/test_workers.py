@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.process.workers import CANNOT_START
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
 from tests.service.launching import appears, launched, started, workers_of
 from tests.service.test_metrics import samples
@@ -111,10 +112,27 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
     assert "Traceback" not in log.read_text()
 
 
+def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
+    """Whatever they die of: who looks after the service is to hear of it."""
+    script = tmp_path / "server.py"
+    script.write_text(
+        "import os, sys\n"
+        "if __name__ == '__main__':\n"
+        "    from service.__main__ import main\n"
+        "    sys.exit(main(['serve', '--port', '0', '--workers', '2']))\n"
+        "os._exit(9)\n"  # in a worker, which imports this before its work
+    )
+    ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == CANNOT_START
+    assert ended.stderr.splitlines()[-1].endswith("died with status 9, as all did: giving up")
+
+
 def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
     """It would be tried again and again, and each try's files read at every scrape."""
     code = (
+        "from service import metrics\n"
         "from service.app import create_app; from service.errors import StartError; from service.settings import Settings\n"
+        "metrics.keep_at(0)\n"
         "try: create_app(Settings(model='nope'))\n"
         "except StartError as error: print(error)"
     )

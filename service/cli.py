@@ -1,0 +1,88 @@
+"""The command line: serve, check or predict. Every setting is CAPSERVE_<NAME>, and a flag where it is used."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from service import commands, faults
+from service.errors import StartError
+from service.manifest import BundleError
+from service.process import logs
+from service.settings import PREFIX, Settings
+
+logger = logging.getLogger(__name__)
+
+SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # flags are seen by everybody on the machine
+CHECK = ("models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads")
+PREDICT = (*CHECK, "max_pixels", "max_body")
+
+
+def run(arguments: Sequence[str] | None) -> int:
+    """Gives the exit status."""
+    options = vars(_parser().parse_args(arguments))
+    command = options.pop("command")
+    flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
+    try:
+        settings = Settings(**{name: value for name, value in flags.items() if value is not None})
+        return int(command(settings, **options))
+    except ValidationError as error:
+        for sentence in faults.sentences(Settings, error, "settings"):
+            name, _, what = sentence.partition(":")
+            _tell(f"{PREFIX}{name.upper()}:{what}", _logs_json(flags))
+    except (BundleError, StartError) as error:
+        _tell(str(error), as_json=False)  # serve has logged its own
+    return 2
+
+
+def _logs_json(flags: Mapping[str, str | None]) -> bool:
+    """What a server was to do, as far as can be told where its settings are not sound."""
+    return "log_format" in flags and (flags["log_format"] or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json"
+
+
+def _tell(sentence: str, as_json: bool) -> None:
+    if as_json:
+        logs.configure("json", "error")
+        logger.error(sentence)
+    else:
+        print(f"capserve: {sentence}", file=sys.stderr)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="capserve", description="Capsule Networks as a service.", allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"capserve {version('capserve')}")
+    verb = partial(parser.add_subparsers(required=True, metavar="serve | check | predict").add_parser, allow_abbrev=False)
+    serve = verb("serve", parents=[_flags(SERVE)], help="answer over HTTP")
+    serve.set_defaults(command=commands.serve)
+    check = verb("check", parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
+    check.set_defaults(command=commands.check)
+    predict = verb("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
+    predict.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a picture; - is standard input")
+    predict.add_argument(
+        "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
+    )
+    predict.add_argument(
+        "--reconstruct", action=argparse.BooleanOptionalAction, default=False, help="put drawings into the answer"
+    )
+    predict.set_defaults(command=commands.predict)
+    return parser
+
+
+def _flags(names: Sequence[str]) -> argparse.ArgumentParser:
+    """A flag for each of these settings."""
+    flags = argparse.ArgumentParser(add_help=False)
+    for name in names:
+        field = Settings.model_fields[name]
+        told = f"{field.description} (default: {field.default})".replace("%", "%%")
+        kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {"metavar": "VALUE"}
+        flags.add_argument(f"--{name.replace('_', '-')}", default=None, help=told, **kind)
+    return flags
