@@ -117,7 +117,7 @@ class Catalogue:
 
     def get(self, name: str | None) -> Served:
         try:
-            return self._served[name or self.default]
+            return self._served[self.default if name is None else name]
         except KeyError:
             raise UnknownModel(f"there is no model of that name; there are {', '.join(sorted(self._served))}") from None
 

@@ -211,8 +211,12 @@ def manifest_of(folder: Path) -> Manifest:
 def record(folder: Path, manifest: Manifest) -> None:
     """Puts manifest.json in place, whole or not at all."""
     partial = folder / f"{MANIFEST}.part"
-    partial.write_text(_compact(manifest.model_dump(mode="json")) + "\n")
-    partial.replace(folder / MANIFEST)
+    try:
+        partial.write_text(_compact(manifest.model_dump(mode="json")) + "\n")
+        partial.replace(folder / MANIFEST)
+    except OSError as error:
+        partial.unlink(missing_ok=True)
+        raise BundleError(f"could not write {folder / MANIFEST}: {error.strerror}; the one before, if any, is whole") from error
 
 
 def fingerprint(files: Mapping[str, str]) -> bytes:

@@ -26,6 +26,7 @@ Parameters = dict[str, str | int | float | bool]
 
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
+BINARY = "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is"
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
 LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
@@ -87,7 +88,7 @@ class Inference:
 def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
     """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON, all where it is absent."""
     size = len(body) if header is None else _header_size(header, len(body))
-    request = _parsed(body[:size])
+    request = _parsed(body[:size], header is not None)
     given = [tensor.name for tensor in request.inputs]
     expected = {port.name: port for port in inputs}
     if sorted(given) != sorted(expected):
@@ -126,13 +127,14 @@ def _header_size(header: str, total: int) -> int:
     return int(header)
 
 
-def _parsed(text: bytes) -> InferenceRequest:
+def _parsed(text: bytes, announced: bool) -> InferenceRequest:
     if text.count(b",") > MOST_VALUES:
         raise TooLarge(f"more than {MOST_VALUES:,} values are JSON; send them as binary tensor data, with binary_data_size")
     try:
         return InferenceRequest.model_validate_json(text.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0]) from None
+        advice = BINARY if not announced and error.errors()[0]["type"] == "json_invalid" else ""
+        raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0] + advice) from None
 
 
 def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announced: bool) -> dict[str, memoryview]:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import io
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -61,6 +64,19 @@ def save(checkpoint: Checkpoint, run: Path) -> None:
     values |= {"config": checkpoint.config.to_dict(), "classes": list(checkpoint.classes), "data": values.pop("digest")}
     torch.save(values, buffer)
     write_atomically(run / FILE, buffer.getbuffer())
+
+
+@contextmanager
+def held(run: Path) -> Iterator[None]:
+    """The folder for one run alone as long as it trains: of two each would save over the other's checkpoint."""
+    folder = os.open(run, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise CheckpointError(f"another process trains into {run}; wait for it, or choose another --out") from error
+    finally:
+        os.close(folder)
 
 
 def write_atomically(path: Path, content: bytes | memoryview) -> None:

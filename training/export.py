@@ -140,7 +140,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None)
     worst = parity(network, models["fp32"], config.network.image_shape)
     if not worst <= PARITY:  # a NaN is not
-        raise ExportError(f"torch and ONNX Runtime differ by {worst:.2g}; expected at most {PARITY}")
+        raise ExportError(f"torch and ONNX Runtime differ by {worst:.5g}; expected at most {PARITY}; has it learned anything?")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
     findings = _measure(models, validation, settings, data.classes, worst)
     found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]

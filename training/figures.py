@@ -11,8 +11,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from service.manifest import REACH, Dimension
+from service.manifest import MANIFEST, REACH, Dimension
 from training.dimensions import plainest, poses_of_objects
+from training.errors import ExportError
 from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 
@@ -29,8 +30,12 @@ def figures(
     out: Path,
 ) -> list[Path]:
     """Writes all figures that there is something to draw for, and says which."""
-    out.mkdir(parents=True, exist_ok=True)
     batches = list(pictures)
+    if not batches:
+        raise ExportError("there is nothing to draw: the network names no drawing as it named its picture; train it further")
+    if (out / MANIFEST).exists():
+        raise ExportError(f"{out} holds a bundle, which is to hold nothing else; choose another --out")
+    out.mkdir(parents=True, exist_ok=True)
     drawn = {
         "reconstructions.png": reconstructions(model, batches, classes, right=True),
         "mistakes.png": reconstructions(model, batches, classes, right=False),
@@ -55,7 +60,8 @@ def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
         believed = objects(encoding.lengths, batch.labels.shape[1])
         drawings = draw(model, encoding.capsules, believed)
         alike = hits(objects(model.classify(drawings).lengths, batch.labels.shape[1]), believed)
-        yield Batch(drawings[alike], batch.labels[alike], batch.targets[alike])
+        if alike.any():
+            yield Batch(drawings[alike], batch.labels[alike], batch.targets[alike])
 
 
 def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, ...], right: bool) -> Figure | None:

@@ -12,7 +12,7 @@ import math
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import NoReturn
@@ -22,6 +22,7 @@ from torch import Tensor
 from torch.utils.tensorboard import SummaryWriter
 from tqdm import tqdm
 
+from service.manifest import MANIFEST
 from training import checkpoint as checkpoints
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
@@ -53,14 +54,16 @@ def fitted(config: Config, data: DataSet) -> Config:
 
 def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool = False) -> Checkpoint:
     """Trains `config` into the folder `out`; with `resume`, from where the checkpoint there stands."""
-    out.mkdir(parents=True, exist_ok=True)
     config = fitted(config, data)
+    if (out / MANIFEST).exists():
+        raise CheckpointError(f"{out} holds a bundle, and runs go into folders of their own; choose another --out")
     if resume:
         start = checkpoints.resumable(out, config, data, place.world)
     elif (out / checkpoints.FILE).exists():
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
+    out.mkdir(parents=True, exist_ok=True)
     place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     # Deterministic algorithms come with NaN in all new memory, which each step fills anyway: an eighth of the time of `paper`.
@@ -70,7 +73,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
     elif (here := hardware(place.device, place.world)) not in start.hardware.split(THEN):
         start.hardware = THEN.join(filter(None, (start.hardware, here)))
-    with _signals(run):
+    with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
         raise StoppedError(f"stopped at step {start.step}; go on with the same command and --resume")

@@ -73,6 +73,8 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
     if whole.mean() < MOST and edge(whole).mean() > 1 - MOST:
         return None
+    if edge(whole).any() and whole[[0, 0, -1, -1], [0, -1, 0, -1]].all():
+        return None  # a desk beside a sheet is seen in a corner; what else is at the border is ink that touches it
     written = 1 - sizes[largest] / whole.sum()
     if written <= WRITTEN[0]:
         written = _inked(light[~grown(~whole)]) / whole.sum()

@@ -17,8 +17,8 @@ from pydantic import BaseModel
 from service import state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
-from service.errors import MalformedRequest, UnknownModel
-from service.routes.direct import RESPONSES, Bare
+from service.errors import KeyWanted, MalformedRequest, UnknownModel, Unprocessable
+from service.routes.direct import RESPONSES, Bare, refusals
 from service.schemas import Liveness, V2Inference, V2Model, V2ModelReadiness, V2Readiness, V2Server
 from service.served import Served
 from service.state import Service
@@ -41,13 +41,18 @@ OUTPUTS: dict[str, Callable[[Perception], Array]] = {
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _JSON = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}}}  # openapi.py puts it there
 _BODY = {"required": True, "content": _JSON | _BINARY}
+_SIZE = {"schema": {"type": "integer"}, "description": "bytes of it that are JSON; those of tensors with binary_data_size follow"}
+_TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE}
 
 LIVE, READY = "/health/live", "/health/ready"
 
-router = APIRouter(prefix="/v2", route_class=Bare, responses=RESPONSES, tags=["open inference protocol"])
+router = APIRouter(prefix="/v2", route_class=Bare, responses=refusals(Unprocessable), tags=["open inference protocol"])
 HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
 infers = partial(
-    router.post, response_model=V2Inference, openapi_extra={"requestBody": _BODY}, responses={200: {"content": _BINARY}}
+    router.post,
+    response_model=V2Inference,
+    openapi_extra={"requestBody": _BODY, "parameters": [_TAKES_SIZE]},
+    responses=RESPONSES | {200: {"content": _BINARY, "headers": {HEADER_SIZE: _SIZE}}},
 )
 
 
@@ -56,10 +61,12 @@ def tells(model: type[BaseModel], otherwise: str) -> dict[int | str, dict[str, A
     return {503: {"model": model, "description": otherwise}}
 
 
-NOT_READY = tells(V2ModelReadiness, "send no requests for this model here")
+KEYED = refusals(KeyWanted)
+NAMED = KEYED | refusals(UnknownModel)
+NOT_READY = NAMED | tells(V2ModelReadiness, "send no requests for this model here")
 
 
-@router.get("", response_model=V2Server)
+@router.get("", response_model=V2Server, responses=KEYED)
 async def server(request: Request) -> Response:
     """The server's name and what it speaks."""
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
@@ -77,13 +84,13 @@ async def ready(request: Request) -> Response:
     return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
 
 
-@router.get("/models/{name}", response_model=V2Model)
+@router.get("/models/{name}", response_model=V2Model, responses=NAMED)
 async def metadata(request: Request, name: str) -> Response:
     """Tensors in and out; -1 is the batch."""
     return _metadata(_served(request, name))
 
 
-@router.get("/models/{name}/versions/{version}", response_model=V2Model)
+@router.get("/models/{name}/versions/{version}", response_model=V2Model, responses=NAMED)
 async def metadata_of_version(request: Request, name: str, version: str) -> Response:
     return _metadata(_served(request, name, version))
 

@@ -117,8 +117,10 @@ def _parsed(model: type[Sent], body: bytes) -> Sent:
 
 
 def _from_base64(text: str, which: str) -> bytes:
-    if text.startswith("data:"):  # as browsers write a canvas
-        text = text.partition(",")[2]
+    if text[:5].lower() == "data:":  # as browsers write a canvas
+        head, comma, text = text.partition(",")
+        if not (comma and head.lower().endswith(";base64")):
+            raise MalformedRequest(f"{which} is a data URI of another form than data:image/png;base64,...; send it so")
     try:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):

@@ -236,6 +236,21 @@ def test_a_server_with_a_key(nets, images):
             v2.infer("tiny", [tensor(images, True)], headers={"Authorization": "Bearer secret"})
 
 
+def test_bytes_that_no_header_announces_are_told_of(client: httpx.Client) -> None:
+    sent = b'{"inputs":[]}' + bytes(8)
+    told = client.post("/v2/models/tiny/infer", content=sent, headers={"Content-Type": "application/octet-stream"})
+    assert told.status_code == 400
+    assert "Inference-Header-Content-Length" in told.json()["detail"]
+
+
+def test_openapi_has_the_header_of_binary_tensors_and_no_answers_that_cannot_come(client: httpx.Client) -> None:
+    paths = client.get("/openapi.json").json()["paths"]
+    infer = paths["/v2/models/{name}/infer"]["post"]
+    assert "Inference-Header-Content-Length" in [each["name"] for each in infer["parameters"]]
+    assert "Inference-Header-Content-Length" in infer["responses"]["200"]["headers"]
+    assert paths["/v2/health/live"]["get"]["responses"].keys() == {"200", "422", "503"}
+
+
 def test_the_documented_example_works(client: httpx.Client):
     operation = client.get("/openapi.json").json()["paths"]["/v2/models/{name}/infer"]["post"]
     sent = operation["requestBody"]["content"]["application/json"]["example"]

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageFilter
+from PIL import Image, ImageChops, ImageDraw, ImageFilter
 
 from service import images
 from service.bundle import Array
@@ -238,11 +238,20 @@ def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
     assert verdicts.count("not_a_digit") <= 2
 
 
+def _nine_at_the_edge() -> Image.Image:
+    picture = Image.new("L", (640, 480), 255)
+    draw = ImageDraw.Draw(picture)
+    draw.ellipse([250, 0, 360, 110], outline=0, width=10)
+    draw.line([(356, 55), (340, 200)], fill=0, width=10)
+    return picture
+
+
 LONE = {
     "an open 0": lambda: drawings.grey(drawings.written("0", generator("0"), width=0.2), 0.0, 1.0),
     "a bold 8": lambda: drawings.grey(drawings.typed("8", bold=6), 0.9, 0.1),
     "half in the shadow": lambda: drawn("pen", "shadow", "3"),
     "a lamp": lambda: drawn("pen", "gradient", "4"),
+    "a 9 that touches the edge": lambda: _nine_at_the_edge(),
 }
 
 

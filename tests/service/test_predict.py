@@ -36,6 +36,21 @@ def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven
     Prediction.model_validate(answers[0].json())
 
 
+def test_a_data_uri_is_read_as_its_standard_has_it(client: httpx.Client, seven: bytes) -> None:
+    text = base64.b64encode(seven).decode()
+    assert client.post("/predict", json={"image": f"DATA:image/png;BASE64,{text}"}).json()["label"] == "7"
+    for other in (f"data:image/png,{text}", "data:image/png;base64"):
+        answer = client.post("/predict", json={"image": other})
+        assert answer.status_code == 400
+        assert "data:image/png;base64," in answer.json()["detail"]
+
+
+def test_no_name_is_no_models(client: httpx.Client, seven: bytes) -> None:
+    """As of a shell's variable that is not set."""
+    assert client.post("/predict?model=", content=seven).status_code == 404
+    assert client.get("/reconstruct?model=&label=7").status_code == 404
+
+
 @pytest.mark.parametrize(
     "parameters",
     [

@@ -8,9 +8,10 @@ import pytest
 import torch
 from PIL import Image
 
-from service.manifest import Dimension
+from service.manifest import MANIFEST, Dimension
 from training.config import PRESETS
 from training.data import Digits
+from training.errors import ExportError
 from training.evaluate import TorchModel, fixed_batches
 from training.figures import apart, figures, perturbations, redrawn
 from training.networks import Network
@@ -73,3 +74,21 @@ def test_redrawn_pictures_are_what_the_network_draws_and_keep_their_labels_and_i
     assert torch.allclose(again.images, drawings[alike], atol=1e-6)
     assert torch.equal(again.labels, batch.labels[alike])
     assert torch.equal(again.targets, batch.targets[alike])
+
+
+def test_of_pictures_whose_drawings_are_none_of_them_likenesses_there_is_no_figure(tmp_path: Path) -> None:
+    """ONNX Runtime does not survive a batch of none."""
+    network = model(28)
+    encoding = network.classify(torch.zeros(1, 1, 28, 28))
+    lengths = iter([encoding.lengths, encoding.lengths.flip(1)])  # named one way, its drawing another
+    network.classify = lambda images: encoding._replace(lengths=next(lengths))  # type: ignore[method-assign]
+    (batch,) = fixed_batches(Digits(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)), "none")
+    with pytest.raises(ExportError, match="nothing to draw"):
+        figures(network, redrawn(network, [batch]), CLASSES, DIMENSIONS, [], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_bundle_is_no_folder_for_figures(tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(ExportError, match="holds a bundle"):
+        figures(model(28), fixed_batches(digits(), "none"), CLASSES, DIMENSIONS, [], tmp_path)

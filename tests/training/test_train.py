@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from service.manifest import MANIFEST
 from training import checkpoint
 from training.config import PRESETS, Config
 from training.data import DataSet
@@ -264,6 +265,19 @@ def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
     checkpoint.save(state, tmp_path)
     with pytest.raises(CheckpointError, match="or another version wrote them"):
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
+
+
+def test_two_runs_do_not_train_into_one_folder(data: DataSet, tmp_path: Path) -> None:
+    with checkpoint.held(tmp_path), pytest.raises(CheckpointError, match="another process trains into"):
+        train(config(epochs=1), data, tmp_path, CPU)
+    assert not (tmp_path / checkpoint.FILE).exists()
+
+
+def test_a_bundle_is_no_folder_for_a_run(data: DataSet, tmp_path: Path) -> None:
+    (tmp_path / MANIFEST).write_text("{}")
+    with pytest.raises(CheckpointError, match="holds a bundle"):
+        train(config(epochs=1), data, tmp_path, CPU)
+    assert [path.name for path in tmp_path.iterdir()] == [MANIFEST]
 
 
 def test_a_folder_that_holds_a_run_is_not_overwritten(finished: Path, data: DataSet) -> None:
