@@ -110,6 +110,8 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
         return ()
     try:
         before = bundle.read(folder).manifest
+        had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
+        say(f"replacing the bundle in {folder} ({had})")
         if before.metrics.test:
             say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
         config = Config.from_dict(before.config)
