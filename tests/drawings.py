@@ -193,6 +193,31 @@ def _squared(mask: Mask, rng: np.random.Generator) -> Image.Image:
     return painted(mask, (0.1, 0.1, 0.45), paper)
 
 
+def _exercise_book(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """Ruled in a blue that is not faint, with a red margin."""
+    paper = np.full((*mask.shape, 3), 0.96)
+    step = mask.shape[0] // 6
+    for line in range(int(rng.integers(step)), mask.shape[0], step):
+        paper[line : line + 2] = (0.35, 0.5, 0.8)
+    margin = mask.shape[1] // 8
+    paper[:, margin : margin + 2] = (0.85, 0.3, 0.3)
+    return painted(mask, (0.1, 0.1, 0.35), paper)
+
+
+def _graph_paper(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """Its squares in the colour of the ink, photographed by hand, so that nothing is level."""
+    page = margins(mask, round(1.6 * mask.shape[0]), *rng.uniform(0.3, 0.7, size=2))
+    lines = np.zeros((2 * len(page), 2 * len(page)))
+    for line in range(int(rng.integers(30)), len(lines), 30):
+        lines[line : line + 2] = lines[:, line : line + 2] = 1
+    turned = Image.fromarray(lines.astype(np.float32)).rotate(rng.uniform(-6, 6), Image.Resampling.BILINEAR)
+    start = len(page) // 2
+    printed = np.asarray(turned)[start : start + len(page), start : start + len(page)]
+    light = shading(page.shape, rng, 0.6, 0.95)
+    seen = light * (1 - 0.8 * np.maximum(page, printed)) + rng.normal(0, 0.02, page.shape)
+    return jpeg(grey(np.zeros(page.shape), 0, seen).filter(ImageFilter.GaussianBlur(0.7)), 75)
+
+
 def _dusty(mask: Mask, rng: np.random.Generator) -> Image.Image:
     """A one-bit scan: what the scanner made of dust, in both colours."""
     flips = rng.random(mask.shape) < 0.01
@@ -270,6 +295,8 @@ STYLES: dict[str, Style] = {
     "noise": lambda mask, rng: grey(mask, 0.2, rng.normal(0.75, 0.08, mask.shape)),
     "jpeg": lambda mask, rng: jpeg(grey(mask, 0.1, 0.9), 15),
     "squared paper": _squared,
+    "exercise book": _exercise_book,
+    "graph paper": _graph_paper,
     "dusty scan": _dusty,
     "black on transparent": lambda mask, rng: with_alpha(mask, (0, 0, 0)),
     "white on transparent": lambda mask, rng: with_alpha(mask, (1, 1, 1)),

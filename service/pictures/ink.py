@@ -15,7 +15,7 @@ from PIL import Image
 
 from service.bundle import Array
 from service.pictures.blots import components, grown
-from service.pictures.levels import DIAGONAL, Departure, median, otsu, quantile
+from service.pictures.levels import DIAGONAL, Departure, median, quantile
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
 
@@ -136,7 +136,7 @@ def _cleaned(departing: Departure) -> Array:
     blank = np.zeros_like(line)
     if not departing.written:
         return blank
-    threshold = otsu(np.clip(levels, 0, quantile(levels, 0.998)))
+    threshold = departing.threshold
     paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
     # Of little ink, the two groups that the threshold parts are halves of the noise.
     threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * departing.strength))

@@ -66,6 +66,11 @@ class Departure:
         return ascending(self.line)
 
     @cached_property
+    def threshold(self) -> float:
+        """What parts ink from paper, where both are there; a few pixels that shine do not move it."""
+        return otsu(np.clip(self.levels, 0, quantile(self.levels, 0.998)))
+
+    @cached_property
     def strength(self) -> float:
         """How far the ink departs: all but a few pixels by less."""
         few = max(4, self.line.size // EXTREME)

@@ -1,8 +1,8 @@
 """What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
 
 Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-all that is narrow is taken away, for hard shadows. A paper is believed if nearly all of the picture's border looks like it,
-or else if what does not may be ink.
+all that is narrow is taken away, for hard shadows. Rules printed on it are paper too. A paper is believed if nearly all of the
+picture's border looks like it, or else if what does not may be ink.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from service.bundle import Array
 from service.pictures.blots import components, edge, extremes
 from service.pictures.levels import DIAGONAL, Departure, ascending, lightness, quantile
+from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
 Places = NDArray[np.intp]
@@ -34,7 +35,7 @@ def departure(colours: Array) -> Departure:
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
-            tried.append((_doubt(departing := Departure(line), border), departing))
+            tried.append((_doubt(departing := unruled(Departure(line)), border), departing))
         if tried and min(doubt for doubt, _ in tried) <= acceptable:
             break
     return min(tried, key=itemgetter(0))[1]  # the simplest of those with the least doubt
@@ -135,7 +136,8 @@ def _narrow(colours: Array, border: Places) -> Array:
     reach = max(1, round(max(light.shape) * NARROW / 2))
     shaded, lit = -_opened(-light, reach), _opened(light, reach)
     dark, bright = (
-        _inside(departing * np.float32(DIAGONAL)) for departing in ((shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit))
+        _inside(unruled(Departure(departing * np.float32(DIAGONAL))).line)
+        for departing in ((shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit))
     )
     # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
     on_rim_of_dark, on_rim_of_bright = (

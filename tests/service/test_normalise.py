@@ -171,6 +171,8 @@ BLANK = {
     "one line": Image.new("L", (2000, 1), 255),
     "see-through": Image.new("RGBA", (64, 64), (0, 0, 0, 0)),
     "lit paper": drawings.grey(np.zeros((200, 200)), 0, drawings.shading((200, 200), generator("lamp"))),
+    "an exercise book": drawings.STYLES["exercise book"](np.zeros((240, 240)), generator("book")),
+    "squared paper": drawings.STYLES["squared paper"](np.zeros((240, 240)), generator("squares")),
     "noisy paper": drawings.grey(np.zeros((200, 200)), 0, generator("paper").normal(0.7, 0.02, (200, 200))),
 }
 
