@@ -169,7 +169,10 @@ class Manifest(_Part):
             expect("values in a prototype", self.pose_size, len(prototype), ValueError)
         if self.dimensions:
             expect("dimensions", self.pose_size, len(self.dimensions), ValueError)
-        expect("classes with thresholds", sorted(self.classes), sorted(self.thresholds.reconstruction_errors), ValueError)
+        errors = self.thresholds.reconstruction_errors
+        expect("classes with thresholds", sorted(self.classes), sorted(errors), ValueError)
+        for name in self.classes:
+            expect(f"percentiles of {name}'s errors", sorted(errors[self.classes[0]]), sorted(errors[name]), ValueError)
         return self
 
     @property

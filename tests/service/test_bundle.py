@@ -109,6 +109,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"thresholds__lengths": {"lol": 1}}, "thresholds.lengths"),
         ({"thresholds__lengths": {}}, "thresholds.lengths: Dictionary should have at least 2 items"),
         ({"thresholds__margins": {"0": 0.1, "50": 0.2}}, "thresholds.margins"),
+        ({"thresholds__reconstruction_errors__3": {"50": 0.1, "90": 0.2}}, r"percentiles of 3's errors: expected \['50'"),
         ({"image_shape": [2, 28, 28]}, "image_shape.0: Input should be 1 or 3"),
         ({"metrics__parity": -1}, "metrics.parity"),
         ({"version": "other"}, "version, the fingerprint: expected [0-9a-f]{16}, found other"),

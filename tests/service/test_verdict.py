@@ -127,6 +127,18 @@ def test_long_capsules_alone_convince_nobody() -> None:
     assert JUDGE.judge(LENGTHS, [7], 0.3, contrast=0.29) == "not_a_digit"
 
 
+def test_no_class_is_held_to_more_than_the_middle_one() -> None:
+    """A 1 with a flag, drawn as well as any 4, would be the rarest of all digits where bare strokes are what is usual."""
+    errors = TINY.thresholds.reconstruction_errors
+    bare = {each: error / 10 for each, error in errors["1"].items()}
+    thresholds = TINY.thresholds.model_copy(update={"reconstruction_errors": errors | {"1": bare}})
+    strict = Judge(TINY.model_copy(update={"thresholds": thresholds}))
+    flagged = np.roll(LENGTHS, 4)  # the 1 wins
+    middle = float(np.median([each["50"] for each in errors.values()]))
+    assert strict.judge(flagged, [1], middle, contrast=0.3) == "digit"
+    assert strict.judge(flagged, [1], 10 * middle, contrast=0.3) == "not_a_digit"
+
+
 def test_two_that_lead_together_leave_it_unsure() -> None:
     lengths = LENGTHS.copy()
     lengths[1] = lengths[7] - 0.01
