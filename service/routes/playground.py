@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -44,6 +45,7 @@ def _file(content: bytes, media_type: str) -> File:
 
 FILES = {path.name: _file(path.read_bytes(), TYPES[path.suffix]) for path in FOLDER.iterdir() if path.suffix in TYPES}
 PATHS = frozenset({"/", *(f"/playground/{name}" for name in FILES)})  # these ask for no key: the page asks its user for it
+PREFIX = re.compile(r"(/[\w.~-]+)+", re.ASCII)
 
 router = APIRouter(include_in_schema=False)
 
@@ -63,7 +65,7 @@ async def part(request: Request, name: str) -> Response:
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """With where the server is, if that is below a prefix, for clients that are made of it."""
-    document, prefix = await _document(request), request.scope.get("root_path", "").rstrip("/")
+    document, prefix = await _document(request), _prefix(request)
     return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document)
 
 
@@ -82,9 +84,17 @@ async def _document(request: Request) -> dict[str, Any]:
 
 
 def _base(request: Request) -> str:
-    """Where the reader found this page. Nothing but its commands to copy trusts what a proxy says, or somebody in its place."""
+    """Where the reader found this page. Nothing but what is to be copied trusts what a proxy says, or somebody in its place."""
     proxied = request.headers.get("x-forwarded-proto") == "https"
-    return str(request.base_url.replace(scheme="https") if proxied else request.base_url).rstrip("/")
+    seen = request.base_url.replace(path=_prefix(request))
+    return str(seen.replace(scheme="https") if proxied else seen)
+
+
+def _prefix(request: Request) -> str:
+    """The path that the server lies below: its own, or what a proxy took off, as Traefik says and others can be told to."""
+    told = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    own: str = request.scope.get("root_path", "").rstrip("/")
+    return told if PREFIX.fullmatch(told) else own
 
 
 def _sent(request: Request, file: File) -> Response:

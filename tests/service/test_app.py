@@ -258,6 +258,12 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
         assert client.get("/openapi.json").json()["servers"] == [{"url": "/below"}]
     with serving(settings(), nets) as client:
         assert "servers" not in client.get("/openapi.json").json()
+        stripped = {"X-Forwarded-Prefix": "/taken/off/"}
+        assert client.get("/openapi.json", headers=stripped).json()["servers"] == [{"url": "/taken/off"}]
+        place = client.base_url.netloc.decode()
+        assert f"http://{place}/taken/off/predict" in client.get("/docs", headers=stripped).text
+        for wrong in ("//evil.example", "nowhere", '/"><script>', "/a b"):
+            assert "servers" not in client.get("/openapi.json", headers={"X-Forwarded-Prefix": wrong}).json()
 
 
 def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path: Path, seven: bytes) -> None:
