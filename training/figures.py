@@ -3,6 +3,7 @@ the perturbation sheet, the curves."""
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from service.manifest import MANIFEST, REACH, Dimension
+from training.checkpoint import write_atomically
 from training.dimensions import plainest, poses_of_objects
 from training.errors import ExportError
 from training.evaluate import Model, draw, drawings_of, hits, objects
@@ -35,7 +37,6 @@ def figures(
         raise ExportError("there is nothing to draw: the network names no drawing as it named its picture; train it further")
     if (out / MANIFEST).exists():
         raise ExportError(f"{out} holds a bundle, which is to hold nothing else; choose another --out")
-    out.mkdir(parents=True, exist_ok=True)
     drawn = {
         "reconstructions.png": reconstructions(model, batches, classes, right=True),
         "mistakes.png": reconstructions(model, batches, classes, right=False),
@@ -43,11 +44,19 @@ def figures(
         "perturbations.png": perturbations(model, batches[0], classes, dimensions),
         "curves.png": curves(history),
     }
-    for name, figure in drawn.items():
+    contents = {name: _png(figure) for name, figure in drawn.items() if figure is not None}
+    out.mkdir(parents=True, exist_ok=True)  # all are drawn by now: what fails before leaves the old ones as they are
+    for name in drawn.keys() - contents.keys():
         (out / name).unlink(missing_ok=True)
-        if figure is not None:
-            figure.savefig(out / name, dpi=120, bbox_inches="tight")
-    return [out / name for name, figure in drawn.items() if figure is not None]
+    for name, content in contents.items():
+        write_atomically(out / name, content)
+    return [out / name for name in contents]
+
+
+def _png(figure: Figure) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, dpi=120, bbox_inches="tight")
+    return content.getvalue()
 
 
 def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:

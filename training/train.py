@@ -63,12 +63,12 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
     else:
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
-    out.mkdir(parents=True, exist_ok=True)
-    place.wait()  # all have looked before the leader writes
     torch.use_deterministic_algorithms(place.device.type == "cpu")
     # Deterministic algorithms come with NaN in all new memory, which each step fills anyway: an eighth of the time of `paper`.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's stubs lack it
-    run = Run(start, data, out, place)
+    run = Run(start, data, out, place)  # first: of settings that mean nothing no folder is left
+    place.wait()  # all have looked before the leader writes
+    out.mkdir(parents=True, exist_ok=True)
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
     elif (here := hardware(place.device, place.world)) not in start.hardware.split(THEN):

@@ -88,6 +88,14 @@ def test_of_pictures_whose_drawings_are_none_of_them_likenesses_there_is_no_figu
     assert not (tmp_path / "out").exists()
 
 
+def test_figures_that_fail_leave_those_of_before(tmp_path: Path) -> None:
+    figures(model(28), fixed_batches(digits(), "none"), CLASSES, DIMENSIONS, [], tmp_path)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    with pytest.raises(KeyError, match="loss"):  # at the last of them, the curves
+        figures(model(28), fixed_batches(digits(), "none"), CLASSES, [], [{"epoch": 1.0}, {"epoch": 2.0}], tmp_path)
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_bundle_is_no_folder_for_figures(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{}")
     with pytest.raises(ExportError, match="holds a bundle"):

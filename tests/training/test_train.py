@@ -359,7 +359,8 @@ def test_weights_that_are_no_numbers_never_replace_a_good_checkpoint(
 @pytest.mark.parametrize("field", ["schedule", "augment", "loss", "precision", "pairs"])
 def test_an_unknown_name_lists_the_valid_ones(field: str, data: DataSet, tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match=r"unknown .* 'nonsense'; choose one of: \w+, "):
-        train(config(**{field: "nonsense"}), data, tmp_path, CPU)
+        train(config(**{field: "nonsense"}), data, tmp_path / "run", CPU)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize("pairs", ["overlapping", "side_by_side"])
