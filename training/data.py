@@ -25,6 +25,7 @@ FRAME = (28, 28)  # pixels of MNIST's pictures
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
+NAMES = "classes.txt"  # beside the files of a folder
 ITS_OWN = "pass the --data it was trained with"  # what whoever has others should do
 
 
@@ -118,7 +119,7 @@ def load(dataset: str, folder: Path | None = None) -> DataSet:
                 f"{found / name}: label {int(outside[0])} is outside the {len(present)} classes"
                 + ("" if source.classes else ": no training picture has it")
             )
-    classes = source.classes or tuple(str(label) for label in present.tolist())
+    classes = source.classes or _names(found, present.tolist())
     train, test = (Digits(each.images, torch.searchsorted(present, each.labels)) for each in (train, test))
     return DataSet(dataset, found, classes, train, test)
 
@@ -159,6 +160,22 @@ def _read(folder: Path, name: str, magic: int, source: Source) -> NDArray[np.uin
     array = read_idx(unpacked, magic, path)  # first, for it says better what is wrong than a checksum does
     check(unpacked, packed, name, source, origin=str(path))
     return array
+
+
+def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
+    """Of the labels that occur, in their order: a line each of classes.txt, or else the numbers themselves."""
+    path = folder / NAMES
+    if not path.exists():
+        return tuple(map(str, labels))
+    try:
+        names = tuple(name for line in path.read_text(encoding="utf-8").splitlines() if (name := line.strip()))
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: expected UTF-8, found {error}") from error
+    if len(names) != len(labels):
+        raise DataError(f"{path}: expected a name a line for each of the {len(labels)} labels that occur, found {len(names)}")
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: expected different names, found {twice[0]} more than once")
+    return names
 
 
 def _extent(marked: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ SOURCES: dict[str, Source] = {
             "7320c461ea6c1c855c0b718fb2a4b134",
         ),
     ),
-    "folder": Source(()),  # any four idx files: the classes are the labels found
+    "folder": Source(()),  # any four idx files: the classes are the labels found, or what classes.txt calls them
 }
 
 
