@@ -34,7 +34,7 @@ class Judge:
         thresholds = manifest.thresholds
         self._lengths, self._leads = _low(thresholds.lengths), _low(thresholds.margins)
         by_class = [thresholds.reconstruction_errors[name] for name in manifest.classes]
-        # No class is asked to be drawn better than the one in the middle: MNIST's 1s are bare strokes, drawn so well that one with
+        # No class need be drawn better than the one in the middle: MNIST's 1s are bare strokes, drawn so well that a 1 with
         # a flag or a foot would be the rarest of digits.
         middle = {each: median(errors[each] for errors in by_class) for each in by_class[0]}
         self._errors = [_high({each: max(error, middle[each]) for each, error in errors.items()}) for errors in by_class]
