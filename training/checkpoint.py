@@ -39,7 +39,7 @@ class Checkpoint:
     running: dict[str, float] = field(default_factory=dict)  # sums of the epoch under way
     network: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Any] = field(default_factory=dict)  # empty without EMA
-    optimizer: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restored(self) -> Network:
         """The network to use: the averaged weights where the run keeps an average."""
