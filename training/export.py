@@ -78,7 +78,12 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
         findings = _build(checkpoint, data, draft, quantised, say)
         bundle.write(draft, _manifest(checkpoint, data, findings, kept))
         _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
-    return bundle.read(folder)
+    made = bundle.read(folder)
+    if not made.manifest.boxed:
+        say(
+            "its pictures are not ink in a box of 20 in 28 pixels: normalise=auto will scale what it is sent and find no ink in it"
+        )
+    return made
 
 
 def _check_is_bundle(folder: Path) -> None:

@@ -389,8 +389,9 @@ def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_
 
 
 def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made_on(
-    finished: Checkpoint, shapes: bundle.Bundle
+    finished: Checkpoint, shapes: bundle.Bundle, said: list[str]
 ) -> None:
     assert not shapes.manifest.boxed
+    assert "normalise=auto will scale what it is sent, and find no ink" in said[-1]
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
