@@ -139,7 +139,8 @@ def _cleaned(departing: Departure) -> Array:
     threshold = departing.threshold
     paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
     # Of little ink, the two groups that the threshold parts are halves of the noise.
-    threshold = max(threshold, 2.5 * paper, min(5 * max(paper, noise), 0.3 * departing.strength))
+    strength = departing.strength
+    threshold = max(threshold, 2.5 * paper, 0.15 * strength, min(5 * max(paper, noise), 0.3 * strength))
     strong = line > threshold
     if not strong.any():
         return blank

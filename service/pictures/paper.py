@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 
 from service.bundle import Array
 from service.pictures.blots import components, edge, extremes
-from service.pictures.levels import DIAGONAL, Departure, ascending, lightness, quantile
+from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, quantile
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
 Places = NDArray[np.intp]
 
 MOST = 0.75  # share of the border that a smooth surface must explain
-OFF = 0.2  # of the ink's strength: what departs by more is not paper
 CLEAN = 0.15  # share of the border: ink that touches it covers less
 NONE, SOME, GRAVE = range(3)  # doubt that this is the paper
+HELD = 0.5  # of the ink's strength: where what lies inside is weaker, the ink is what hangs together with the border
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
@@ -153,8 +153,8 @@ def _inside(line: Array) -> Array:
     outward = np.zeros(int(blots.max()) + 1, bool)
     outward[edge(blots)] = True
     outward[0] = False
-    inside = ~outward[blots]
-    return np.where(inside, line, 0) if (blots[inside] > 0).any() else line
+    inside: Array = np.where(outward[blots], 0, line)
+    return inside if Departure(inside).strength > HELD * Departure(line).strength else line
 
 
 def _lamp(light: Array) -> Array:

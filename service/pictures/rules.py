@@ -1,31 +1,35 @@
 """Lines printed on the paper, ruled or squared: straight, thin, from edge to edge, and never alone. Knows no digits.
 
-A stroke of a digit that is cut out closely also goes from edge to edge, but no digit has two thin ones side by side. Where ink
-crosses a rule it stays: a rule is taken away where it is as wide as elsewhere, and as pale.
+A stroke of a digit that is cut out closely also goes from edge to edge: two or three such lines are taken for strokes where all
+else hangs on them. Where ink crosses a rule it stays: a rule is taken away where it is as wide as rules are, and as pale.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import Mask
-from service.pictures.levels import Departure, median
+from service.pictures.blots import Mask, components
+from service.pictures.levels import OFF, Departure, ascending, median, quantile
 
-FAINT = 0.6  # of the threshold that parts ink from paper: rules may be this pale, and what is paler does no harm
+FAINT = 0.6  # of the threshold that parts ink from paper: rules may be this pale
 EDGE = 10  # columns at either side of which one must cross rules; the first may lie along one itself
-STEEPEST = 0.18  # of the way across: how far a rule may rise or fall, ten degrees
+STEEPEST = 0.18  # of the way across: how far a rule may rise or fall; a slope of ten degrees
 COVERED = 0.85  # of a rule: what is seen of it, or lies under ink
 SEEN = 0.3  # of the way across: a rule of which less is inside, in a corner, is left alone
 FANNED = 4  # pixels of rise by which rules of one sheet may differ, in perspective
 BLOCK = 8  # columns that are counted together
 WIDEST = 1 / 30  # of the picture's longer side
 STRAIGHT = 2  # pixels that a rule may lie beside its line
-DARKER = 1.5  # times as dark as its rule is ink that lies along it
+DARKER = 2.2  # times as dark as rules is ink that lies along one; where two fine ones cross they are nearly twice as dark
+OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or it is a heavier one
+STROKES = 3  # edge to edge that a digit may have
+BESIDE = 4  # pixels within which a blot hangs on a stroke
 
 Places = NDArray[np.intp]
 
@@ -34,7 +38,7 @@ def unruled(departing: Departure) -> Departure:
     """The same without rules, if there are any."""
     if not departing.written:
         return departing
-    threshold = FAINT * departing.threshold
+    threshold = min(FAINT * departing.threshold, OFF * departing.strength)
     line, ruled = departing.line, False
     for turn in range(3):  # those that go across; the picture is turned; a margin may be one alone, and have come first
         if turn < 2 or ruled:
@@ -50,16 +54,14 @@ def _without(line: Array, threshold: float, least: int) -> Array:
     if mask.shape[1] < 2 * EDGE or min(_crossings(mask[:, :EDGE]), _crossings(mask[:, -EDGE:])) < least:
         return line  # as nearly all pictures
     runs = _Runs.of(mask)
-    rules = [rule for path in _straight(mask) if (rule := _rule(path, line, runs)) is not None]
+    rules = _bare([rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None])
     if len(rules) < least:
         return line
-    steps = np.zeros((line.shape[0] + 1, line.shape[1]), np.int32)
-    for rule in rules:
-        np.add.at(steps, (np.maximum(rule.top - 1, 0), rule.columns), 1)  # with its smooth edge
-        np.add.at(steps, (np.minimum(rule.bottom + 2, line.shape[0]), rule.columns), -1)
-    cleared: Array = np.where(np.cumsum(steps[:-1], axis=0) > 0, np.float32(0), line)
-    alone = len(rules) == 1 and not (cleared > threshold).any()
-    return line if alone else cleared  # a 1 that is cut out closely
+    cleared = _cleared(line, rules, threshold)
+    rest = cleared > threshold
+    if least > 1:
+        return line if len(rules) <= STROKES and _are_strokes(rules, rest) else cleared
+    return line if len(rules) == 1 and not rest.any() else cleared  # on ruled paper: a margin, or else a 1 cut out closely
 
 
 def _crossings(side: Mask) -> int:
@@ -85,30 +87,56 @@ class _Runs(NamedTuple):
 
 
 class _Rule(NamedTuple):
-    """Where a rule lies and no ink: columns, and in each the first and the last row."""
+    """What lies along a straight line: columns, in each the first and the last row of it, and how dark it is on the line."""
 
     columns: Places
     top: Places
     bottom: Places
+    dark: Array
+
+    @staticmethod
+    def along(path: Places, line: Array, runs: _Runs) -> _Rule | None:
+        """None where nothing does, or what does is wider than rules are."""
+        columns, height = np.arange(len(path)), len(line)
+        at = np.full(len(path), -1)
+        for step in sorted(range(-STRAIGHT, STRAIGHT + 1), key=abs, reverse=True):  # the nearest counts
+            beside = np.clip(path + step, 0, height - 1)
+            at = np.where(runs.mask[beside, columns] & (beside == path + step), beside, at)
+        columns = np.flatnonzero(at >= 0)
+        rows = at[columns]
+        found = _Rule(columns, runs.first[rows, columns], runs.last[rows, columns], line[rows, columns])
+        return found if len(columns) and median(found.wide) <= max(2, WIDEST * max(line.shape)) else None
+
+    @property
+    def wide(self) -> Array:
+        return (self.bottom - self.top + 1).astype(np.float32)
+
+    def where(self, chosen: Mask) -> _Rule:
+        return _Rule(self.columns[chosen], self.top[chosen], self.bottom[chosen], self.dark[chosen])
 
 
 def _straight(mask: Mask) -> Iterator[Places]:
     """Straight lines that are marked from edge to edge, about: the row in each column, which may lie outside."""
     height, width = mask.shape
-    wide = mask.copy()  # a row to either side, for what is not quite straight
-    wide[1:] |= mask[:-1]
-    wide[:-1] |= mask[1:]
+    thicker = mask.copy()  # by a row to either side, for what is not quite straight
+    thicker[1:] |= mask[:-1]
+    thicker[:-1] |= mask[1:]
     starts = np.arange(0, width, BLOCK)
     sizes = np.diff([*starts, width])
-    blocks = np.add.reduceat(wide, starts, axis=1, dtype=np.int32)  # (h, blocks)
-    rises = np.arange(-round(STEEPEST * width), round(STEEPEST * width) + 1)
     middles = (starts + (sizes - 1) / 2) / (width - 1) - 0.5  # of each block, from -0.5 to 0.5
-    rows = np.arange(height)[:, None] + np.rint(rises[:, None] * middles).astype(np.intp)[:, None]  # (rises, h, blocks)
-    inside = (rows >= 0) & (rows < height)
-    found = np.where(inside, blocks[np.clip(rows, 0, height - 1), np.arange(len(sizes))], 0).sum(axis=2)  # (rises, h)
-    length = (inside * sizes).sum(axis=2)
-    share = np.where(length >= SEEN * width, found / np.maximum(length, 1), 0.0)
-    usual = int((share * (length == width) >= COVERED).sum(axis=1).argmax())
+    most = round(STEEPEST * width)
+    rises, blocks = np.arange(-most, most + 1), np.arange(len(sizes))
+    counts = np.pad(np.add.reduceat(thicker, starts, axis=1, dtype=np.int32), [(most, most), (0, 0)])  # (h + 2 most, blocks)
+    lengths = np.pad(np.broadcast_to(sizes.astype(np.int32), (height, len(sizes))), [(most, most), (0, 0)])
+    share, whole = np.zeros((len(rises), height)), np.zeros(len(rises), np.intp)
+    for number, rise in enumerate(rises):
+        rows = np.arange(height)[:, None] + np.rint(rise * middles).astype(np.intp) + most  # (h, blocks)
+        length = lengths[rows, blocks].sum(axis=1)
+        share[number] = np.where(length >= SEEN * width, counts[rows, blocks].sum(axis=1) / np.maximum(length, 1), 0.0)
+        whole[number] = np.count_nonzero(share[number, length == width] >= COVERED)
+    if not whole.any():
+        return
+    usual = int(whole.argmax())
     fan = slice(max(0, usual - FANNED), usual + FANNED + 1)
     strength, along = share[fan].max(axis=0), np.linspace(-0.5, 0.5, width)
     begins = np.flatnonzero(np.diff((strength >= COVERED).astype(np.int8), prepend=0, append=0))
@@ -118,19 +146,51 @@ def _straight(mask: Mask) -> Iterator[Places]:
         yield np.rint(best + rise * along).astype(np.intp)
 
 
-def _rule(path: Places, line: Array, runs: _Runs) -> _Rule | None:
-    """What lies along the path and is as wide and as pale as most of it; None where that is wider than rules are."""
-    height = len(line)
-    at = np.full(len(path), -1)
-    for step in sorted(range(-STRAIGHT, STRAIGHT + 1), key=abs, reverse=True):  # the nearest counts
-        beside = np.clip(path + step, 0, height - 1)
-        at = np.where(runs.mask[beside, np.arange(len(path))] & (beside == path + step), beside, at)
-    columns = np.flatnonzero(at >= 0)
-    rows = at[columns]
-    top, bottom = runs.first[rows, columns], runs.last[rows, columns]
-    wide, dark = bottom - top + 1, line[rows, columns]
-    usual = median(wide.astype(np.float32))
-    if usual > max(2, WIDEST * max(line.shape)):
-        return None
-    plain = (wide <= usual + 1) & (dark < DARKER * median(dark))
-    return _Rule(columns[plain], top[plain], bottom[plain])
+def _bare(rules: Sequence[_Rule]) -> list[_Rule]:
+    """Where nothing but the rule lies along each."""
+    if not rules:
+        return []
+    wide, dark = (median_low(map(median, every)) for every in ([rule.wide for rule in rules], [rule.dark for rule in rules]))
+    return [
+        rule.where((rule.wide <= _usual(rule.wide, wide) + 1) & (rule.dark < DARKER * _usual(rule.dark, dark))) for rule in rules
+    ]
+
+
+def _usual(values: Array, of_all: float) -> float:
+    """Along one rule: what it mostly is, if it is as others are, for a digit's bar may lie along most of it."""
+    levels = ascending(values)
+    return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN)))
+
+
+def _cleared(line: Array, rules: Sequence[_Rule], threshold: float) -> Array:
+    """Rules and their smooth edges replaced by the paper beside them."""
+    height, cleared = len(line), line.copy()
+    for rule in rules:
+        above = np.where(rule.top >= 2, line[np.maximum(rule.top - 2, 0), rule.columns], np.inf)
+        below = np.where(rule.bottom < height - 2, line[np.minimum(rule.bottom + 2, height - 1), rule.columns], np.inf)
+        paper = np.minimum(above, below)
+        paper = np.where(paper <= threshold, paper, 0)
+        for step in range(int(rule.wide.max(initial=0)) + 2):
+            rows = rule.top - 1 + step
+            here = (rows >= 0) & (rows < height) & (rows <= rule.bottom + 1)
+            place = rows[here], rule.columns[here]
+            cleared[place] = np.minimum(cleared[place], paper[here])
+    return cleared
+
+
+def _are_strokes(rules: Sequence[_Rule], rest: Mask) -> bool:
+    """Whether they are a digit's own: nothing lies beyond them, and what is between reaches as far and hangs on them."""
+    drawn = [rule for rule in rules if len(rule.columns)]
+    rows, columns = np.flatnonzero(rest.any(axis=1)), np.flatnonzero(rest.any(axis=0))
+    if not drawn or not len(rows):
+        return False
+    if rows[0] < min(rule.top.min() for rule in drawn) - 1 or rows[-1] > max(rule.bottom.max() for rule in drawn) + 1:
+        return False
+    if columns[0] >= EDGE or columns[-1] < rest.shape[1] - EDGE:
+        return False
+    near = np.zeros_like(rest)
+    for rule in drawn:
+        middle = np.interp(np.arange(rest.shape[1]), rule.columns, (rule.top + rule.bottom) / 2)
+        near |= np.abs(np.arange(len(rest))[:, None] - middle) < rule.wide.max() / 2 + BESIDE
+    blots = components(rest)
+    return bool(np.isin(blots[rest], blots[rest & near]).all())

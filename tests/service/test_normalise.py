@@ -262,6 +262,49 @@ def test_a_digit_is_not_taken_for_a_sheet(picture: Callable[[], Image.Image]) ->
     assert sheet_of(np.asarray(picture().convert("RGB"), np.float32) / 255) is None
 
 
+def _line_of(points: list[tuple[int, int]], size: tuple[int, int], width: int, paper: NDArray[np.float64]) -> Image.Image:
+    canvas = Image.new("L", size)
+    ImageDraw.Draw(canvas).line(points, fill=255, width=width)
+    return drawings.grey(np.asarray(canvas) / 255, 0.1, paper)
+
+
+def _ruled(height: int, step: int, first: int, wide: int, tone: float) -> NDArray[np.float64]:
+    return np.where((np.arange(height) - first) % step < wide, tone, 0.95)[:, None]
+
+
+RULED: dict[str, tuple[str, Callable[[], Image.Image]]] = {
+    "a 7 whose bar lies on a rule": (
+        "7",
+        lambda: _line_of([(55, 45), (185, 45), (100, 195)], (240, 240), 4, _ruled(240, 50, 44, 2, 0.65)),
+    ),
+    "a 2 of three thin lines, cut out closely": (
+        "2",
+        lambda: _line_of([(0, 2), (117, 2), (2, 197), (119, 197)], (120, 200), 5, np.full((200, 120), 0.95)),
+    ),
+    "a small picture of squared paper": (
+        "3",
+        lambda: drawings.grey(
+            drawings.written("3", generator("squared"), 0.05),
+            0.1,
+            np.minimum(_ruled(240, 30, 0, 4, 0.5), _ruled(240, 30, 0, 4, 0.5).T),
+        ).resize((40, 40), Image.Resampling.LANCZOS),
+    ),
+    "a small digit on a large ruled scan": (
+        "5",
+        lambda: drawings.grey(
+            np.pad(drawings.scaled(drawings.written("5", generator("scan")), 90), ((700, 610), (500, 410))),
+            0.1,
+            _ruled(1400, 70, 0, 3, 0.6),
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize(("digit", "picture"), RULED.values(), ids=RULED)
+def test_what_rules_might_be_taken_for_and_might_take(compact: CapsNet, digit: str, picture: Callable[[], Image.Image]) -> None:
+    assert labels(compact, prepared([picture()])).tolist() == [int(digit)]
+
+
 NOTHING_ON_THEM = {
     "a box": lambda: drawings.grey(np.pad(np.zeros((60, 60)), 20, constant_values=1.0), 0.0, 1.0),
     "a darker sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 170, np.uint8), 30, constant_values=248)),
