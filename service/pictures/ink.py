@@ -23,6 +23,7 @@ LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
 CLOSEST = 4 * LARGEST  # the same, where only a part of it is looked at
 ENOUGH = 60  # pixels of ink's longer side with which nothing is gained by a closer look
 AROUND = 0.5  # of ink's longer side: the paper beside it that is looked at with it
+PALEST = 0.15  # of the ink's strength: what departs by less is paper
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
@@ -138,9 +139,9 @@ def _cleaned(departing: Departure) -> Array:
         return blank
     threshold = departing.threshold
     paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
-    # Of little ink, the two groups that the threshold parts are halves of the noise.
+    # Of little ink, the two groups that the threshold parts are halves of the noise, or of paper that is the same to a bit.
     strength = departing.strength
-    threshold = max(threshold, 2.5 * paper, 0.15 * strength, min(5 * max(paper, noise), 0.3 * strength))
+    threshold = max(threshold, 2.5 * paper, PALEST * strength, min(5 * max(paper, noise), 0.3 * strength))
     strong = line > threshold
     if not strong.any():
         return blank
