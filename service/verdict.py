@@ -1,7 +1,8 @@
 """Does the picture show a digit at all? From what is usual for digits: the percentiles in the manifest. Knows no HTTP.
 
 Length alone is fooled: noise makes longer capsules than digits do, but the decoder cannot draw it. So two things count: how
-rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class is drawn so badly.
+rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class, or of the
+class in the middle, is drawn so badly.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ Verdict = Literal["digit", "unsure", "not_a_digit"]
 
 BLANK = 0.05  # standard deviation of the pixels: digits have 0.15 and more, an even sheet of paper none
 
-# The sum of two rarities in powers of ten. We take it that both grow together: then one digit in 20 is beyond the first bound,
-# and one in 50 beyond the second. Chosen before the test digits were looked at, and not to be moved by what they say.
+# The sum of two rarities in powers of ten. We take it that both grow together: then at most one digit in 20 is beyond the first
+# bound, and one in 50 beyond the second. Chosen before the test digits were looked at, and not to be moved by what they say.
 UNSURE, NOT_A_DIGIT = -2 * log10(0.05), -2 * log10(0.02)
 
 Tail = list[tuple[float, float]]  # (share of digits that lie beyond, where), from the median outwards, growing

@@ -39,7 +39,7 @@ class Checkpoint:
     running: dict[str, float] = field(default_factory=dict)  # sums of the epoch under way
     network: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Any] = field(default_factory=dict)  # empty without EMA
-    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    optimizer: dict[str, Any] = field(default_factory=dict)
 
     def restored(self) -> Network:
         """The network to use: the averaged weights where the run keeps an average."""
@@ -121,6 +121,11 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
             "or choose another --out"
         )
     data.expect(checkpoint.digest)
+    if checkpoint.classes != data.classes:
+        raise CheckpointError(
+            f"{run / FILE} was begun with the classes {', '.join(checkpoint.classes)}, found {', '.join(data.classes)}; "
+            "put classes.txt back as it was"
+        )
     if checkpoint.processes not in (0, processes):
         raise CheckpointError(
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "

@@ -113,12 +113,7 @@ class Training(_Part):
     cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
     batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
     learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
-    transform_rate: float = _flag(
-        1.0, "learning rate of the transformations that make votes, in multiples of it, or of Muon's", 1e-3, 1_000
-    )
-    muon: float = _flag(
-        0.0, "highest learning rate of Muon, which takes convolutions and transformations from Adam; 0 leaves them", 0, 10
-    )
+    transform_rate: float = _flag(1.0, "learning rate of the transformations that make votes, in multiples of it", 1e-3, 1_000)
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)

@@ -168,9 +168,10 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
     if not path.exists():
         return tuple(map(str, labels))
     try:
-        names = tuple(name for line in path.read_text(encoding="utf-8").splitlines() if (name := line.strip()))
-    except UnicodeDecodeError as error:
-        raise DataError(f"{path}: expected UTF-8, found {error}") from error
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows mark it so
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: expected a text in UTF-8, found {error}") from error
+    names = tuple(name for line in text.splitlines() if (name := line.strip()))
     if len(names) != len(labels):
         raise DataError(f"{path}: expected a name a line for each of the {len(labels)} labels that occur, found {len(names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):

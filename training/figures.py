@@ -46,10 +46,10 @@ def figures(
     }
     contents = {name: _png(figure) for name, figure in drawn.items() if figure is not None}
     out.mkdir(parents=True, exist_ok=True)  # all are drawn by now: what fails before leaves the old ones as they are
-    for name in drawn.keys() - contents.keys():
-        (out / name).unlink(missing_ok=True)
     for name, content in contents.items():
         write_atomically(out / name, content)
+    for name in drawn.keys() - contents.keys():
+        (out / name).unlink(missing_ok=True)
     return [out / name for name in contents]
 
 

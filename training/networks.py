@@ -94,7 +94,6 @@ class Network(nn.Module):
         self.encoder = CapsuleEncoder(config) if isinstance(config, CapsuleNet) else PlainEncoder(config)
         self.decoder = Decoder(config)
         self.plain = isinstance(config, PlainNet)
-        self.pose_size = config.pose_size
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Encoding, Tensor]:
         """Labels (batch, objects) -> what the encoder says, and a drawing of each labelled object (batch, objects, C, H, W)."""
@@ -122,12 +121,6 @@ def stem(channels: int, convolutions: tuple[Conv, ...]) -> nn.Sequential:
 def transforms(module: nn.Module) -> list[nn.Parameter]:
     """The matrices that turn input capsules into votes."""
     return [part.transforms for part in module.modules() if isinstance(part, ClassCapsules)]
-
-
-def convolutions(module: nn.Module) -> list[Tensor]:
-    """The kernels that see features: not the first ones, which see pixels, nor those that see one channel each."""
-    found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-    return [part.weight for part in found[1:] if part.groups == 1]
 
 
 def parameters(module: nn.Module) -> int:

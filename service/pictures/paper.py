@@ -148,7 +148,7 @@ def _narrow(colours: Array, border: Places) -> Array:
 
 
 def _inside(line: Array) -> Array:
-    """Without what hangs together with the border, where anything does not: the corner of a shadow is narrow too."""
+    """Without what hangs together with the border, where ink does not: the corner of a shadow is narrow too."""
     blots = components(line > OFF * Departure(line).strength)
     outward = np.zeros(int(blots.max()) + 1, bool)
     outward[edge(blots)] = True

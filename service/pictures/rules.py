@@ -28,6 +28,7 @@ WIDEST = 1 / 30  # of the picture's longer side
 STRAIGHT = 2  # pixels that a rule may lie beside its line
 DARKER = 2.2  # times as dark as rules is ink that lies along one; where two fine ones cross they are nearly twice as dark
 OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or it is a heavier one
+ENDS = 4  # columns at either side within which a heavier rule ends
 STROKES = 3  # edge to edge that a digit may have
 BESIDE = 4  # pixels within which a blot hangs on a stroke
 
@@ -54,14 +55,15 @@ def _without(line: Array, threshold: float, least: int) -> Array:
     if mask.shape[1] < 2 * EDGE or min(_crossings(mask[:, :EDGE]), _crossings(mask[:, -EDGE:])) < least:
         return line  # as nearly all pictures
     runs = _Runs.of(mask)
-    rules = _bare([rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None])
+    rules = _bare([rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None], mask.shape[1])
     if len(rules) < least:
         return line
     cleared = _cleared(line, rules, threshold)
     rest = cleared > threshold
     if least > 1:
         return line if len(rules) <= STROKES and _are_strokes(rules, rest) else cleared
-    return line if len(rules) == 1 and not rest.any() else cleared  # on ruled paper: a margin, or else a 1 cut out closely
+    stroke = len(rules) == 1 and _hangs_on(rules, rest)  # of what is cut out closely; else it is a margin
+    return line if stroke else cleared
 
 
 def _crossings(side: Mask) -> int:
@@ -146,20 +148,24 @@ def _straight(mask: Mask) -> Iterator[Places]:
         yield np.rint(best + rise * along).astype(np.intp)
 
 
-def _bare(rules: Sequence[_Rule]) -> list[_Rule]:
+def _bare(rules: Sequence[_Rule], width: int) -> list[_Rule]:
     """Where nothing but the rule lies along each."""
     if not rules:
         return []
     wide, dark = (median_low(map(median, every)) for every in ([rule.wide for rule in rules], [rule.dark for rule in rules]))
-    return [
-        rule.where((rule.wide <= _usual(rule.wide, wide) + 1) & (rule.dark < DARKER * _usual(rule.dark, dark))) for rule in rules
-    ]
+    bare = []
+    for rule in rules:
+        whole = rule.columns[0] < ENDS and rule.columns[-1] >= width - ENDS
+        wider, darker = _usual(rule.wide, wide, whole), _usual(rule.dark, dark, whole)
+        bare.append(rule.where((rule.wide <= wider + 1) & (rule.dark < DARKER * darker)))
+    return bare
 
 
-def _usual(values: Array, of_all: float) -> float:
-    """Along one rule: what it mostly is, if it is as others are, for a digit's bar may lie along most of it."""
+def _usual(values: Array, of_all: float, whole: bool) -> float:
+    """Along one rule: what it mostly is, and no more than others are, for a digit's bar may lie along most of it. But a heavier
+    one may be more, if it goes from edge to edge, as bars do not."""
     levels = ascending(values)
-    return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN)))
+    return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN) if whole else 0.0))
 
 
 def _cleared(line: Array, rules: Sequence[_Rule], threshold: float) -> Array:
@@ -188,8 +194,13 @@ def _are_strokes(rules: Sequence[_Rule], rest: Mask) -> bool:
         return False
     if columns[0] >= EDGE or columns[-1] < rest.shape[1] - EDGE:
         return False
+    return _hangs_on(drawn, rest)
+
+
+def _hangs_on(rules: Sequence[_Rule], rest: Mask) -> bool:
+    """Whether each blot that is left touches one of them; so it is where none is left."""
     near = np.zeros_like(rest)
-    for rule in drawn:
+    for rule in (each for each in rules if len(each.columns)):
         middle = np.interp(np.arange(rest.shape[1]), rule.columns, (rule.top + rule.bottom) / 2)
         near |= np.abs(np.arange(len(rest))[:, None] - middle) < rule.wide.max() / 2 + BESIDE
     blots = components(rest)

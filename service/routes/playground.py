@@ -45,7 +45,7 @@ def _file(content: bytes, media_type: str) -> File:
 
 FILES = {path.name: _file(path.read_bytes(), TYPES[path.suffix]) for path in FOLDER.iterdir() if path.suffix in TYPES}
 PATHS = frozenset({"/", *(f"/playground/{name}" for name in FILES)})  # these ask for no key: the page asks its user for it
-PREFIX = re.compile(r"(/[\w.~-]+)+", re.ASCII)
+PREFIX = re.compile(r"(/(?!\.{1,2}(?:/|$))[\w.~-]+)+", re.ASCII)
 
 router = APIRouter(include_in_schema=False)
 
@@ -66,7 +66,8 @@ async def part(request: Request, name: str) -> Response:
 async def openapi(request: Request) -> Response:
     """With where the server is, if that is below a prefix, for clients that are made of it."""
     document, prefix = await _document(request), _prefix(request)
-    return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document)
+    told = {"Cache-Control": HEADERS["Cache-Control"], "Vary": "X-Forwarded-Prefix"}
+    return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document, headers=told)
 
 
 @router.get("/docs")

@@ -262,7 +262,7 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
         assert client.get("/openapi.json", headers=stripped).json()["servers"] == [{"url": "/taken/off"}]
         place = client.base_url.netloc.decode()
         assert f"http://{place}/taken/off/predict" in client.get("/docs", headers=stripped).text
-        for wrong in ("//evil.example", "nowhere", '/"><script>', "/a b"):
+        for wrong in ("//evil.example", "/../up", "nowhere", '/"><script>', "/a b"):
             assert "servers" not in client.get("/openapi.json", headers={"X-Forwarded-Prefix": wrong}).json()
 
 

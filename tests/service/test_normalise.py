@@ -281,6 +281,12 @@ RULED: dict[str, tuple[str, Callable[[], Image.Image]]] = {
         "2",
         lambda: _line_of([(0, 2), (117, 2), (2, 197), (119, 197)], (120, 200), 5, np.full((200, 120), 0.95)),
     ),
+    "a 4 cut out closely on ruled paper": (
+        "4",
+        lambda: _line_of(
+            [(90, 239), (90, 0), (90, 120), (150, 120), (10, 120), (50, 0)], (160, 240), 7, _ruled(240, 40, 20, 2, 0.6)
+        ),
+    ),
     "a small picture of squared paper": (
         "3",
         lambda: drawings.grey(

@@ -112,14 +112,14 @@ def test_classes_of_a_folder_may_have_names(copy: Path) -> None:
     labels = np.array([1, 5, 9], np.uint8)
     for name, count in ((FILES[1], 400), (FILES[3], 60)):
         drawn.write_idx(copy / f"{name}.gz", labels[np.arange(count) % 3], IDX_LABELS)
-    (copy / "classes.txt").write_text("a\n\n  \u00e9 \nc d\n", encoding="utf-8")
+    (copy / "classes.txt").write_text("a\n\n  \u00e9 \nc d\n", encoding="utf-8-sig")
     found = load("folder", copy)
     assert found.classes == ("a", "\u00e9", "c d")
     assert found.train.labels[:4].tolist() == [0, 1, 2, 0]
     for content, message in (
         (b"a\nb\n", "expected a name a line for each of the 3 labels that occur, found 2"),
         (b"a\nb\na\n", "expected different names, found a more than once"),
-        (b"a\n\xff\nc\n", "expected UTF-8"),
+        (b"a\n\xff\nc\n", "expected a text in UTF-8"),
     ):
         (copy / "classes.txt").write_bytes(content)
         with pytest.raises(DataError, match=message):

@@ -19,7 +19,7 @@ from training import checkpoint
 from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
-from training.errors import CheckpointError, DataError, DivergedError, SettingError, StoppedError, UnknownNameError
+from training.errors import CheckpointError, DataError, DivergedError, StoppedError, UnknownNameError
 from training.evaluate import Evaluation
 from training.losses import margin
 from training.networks import Network
@@ -43,13 +43,9 @@ def same(first: Path, second: Path, rounding: float = 0.0) -> bool:
     rows = [[{**row, "seconds": 0} for row in state.history] for state in (one, two)]
     pairs = [(one.network, two.network), (one.average, two.average)]
     weights = all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
-    moments = list(zip(_moments(one), _moments(two), strict=True))
+    moments = zip(one.optimizer["state"].values(), two.optimizer["state"].values(), strict=True)
     history = rows[0] == [pytest.approx(row, rel=rounding, abs=0) for row in rows[1]]
     return weights and history and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
-
-
-def _moments(state: checkpoint.Checkpoint) -> list[dict[str, torch.Tensor]]:
-    return [moments for optimizer in state.optimizers.values() for moments in optimizer["state"].values()]
 
 
 @pytest.fixture(scope="session")
@@ -122,12 +118,12 @@ def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Pat
     assert checkpoint.load(tmp_path / "elsewhere").precision == "bf16"
 
 
-@pytest.mark.parametrize(("preset", "rate", "muon"), [("pooled", 1, 0), ("tiny", 4, 0), ("tiny", 0.5, 0.02)])
+@pytest.mark.parametrize(("preset", "rate"), [("pooled", 1), ("tiny", 4)])
 def test_dropout_and_rates_resume_to_the_same_numbers_too(
-    preset: str, rate: float, muon: float, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, rate: float, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(PRESETS[preset].network, stem=PRESETS["tiny"].network.stem, dropout=0.5)
-    settings = replace(config(preset, transform_rate=rate, muon=muon), network=small)
+    settings = replace(config(preset, transform_rate=rate), network=small)
     train(settings, data, tmp_path / "whole", CPU)
     answers = [False, True]
     with monkeypatch.context() as patch:
@@ -136,12 +132,6 @@ def test_dropout_and_rates_resume_to_the_same_numbers_too(
             train(settings, data, tmp_path / "parts", CPU)
     train(settings, data, tmp_path / "parts", CPU, resume=True)
     assert same(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_muon_wants_matrices(data: DataSet, tmp_path: Path) -> None:
-    bare = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem)
-    with pytest.raises(SettingError, match="muon is for transformations and for convolutions behind the first"):
-        train(replace(config("pooled", muon=0.02), network=bare), data, tmp_path / "run", CPU)
 
 
 def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
@@ -271,11 +261,17 @@ def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
     finished: Path, data: DataSet, tmp_path: Path
 ) -> None:
     state = checkpoint.load(finished)
-    groups = state.optimizers["adam"]["param_groups"]
-    groups.append({**groups[0], "params": []})
+    state.optimizer["param_groups"].append({**state.optimizer["param_groups"][0], "params": []})
     checkpoint.save(state, tmp_path)
     with pytest.raises(CheckpointError, match="or another version wrote them"):
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
+
+
+def test_a_run_keeps_the_class_names_it_was_begun_with(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    renamed = replace(data, classes=tuple("abcdefghij"))
+    shutil.copytree(finished, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="was begun with the classes 0, 1, .*, found a, b, .*; put classes.txt back"):
+        train(config(cycles=2), renamed, tmp_path / "run", CPU, resume=True)
 
 
 def test_two_runs_do_not_train_into_one_folder(data: DataSet, tmp_path: Path) -> None:
@@ -338,7 +334,7 @@ def poisoned(finished: Path, tmp_path: Path) -> Path:
     """A run of three epochs after its second, whose next step turns every weight of a layer into NaN."""
     state = checkpoint.load(finished)
     state.config = replace(config(epochs=3), network=state.config.network)
-    _moments(state)[0]["exp_avg"].fill_(float("nan"))
+    next(iter(state.optimizer["state"].values()))["exp_avg"].fill_(float("nan"))
     checkpoint.save(state, tmp_path)
     return tmp_path
 
