@@ -127,25 +127,32 @@ def _straight(mask: Mask) -> Iterator[Places]:
     sizes = np.diff([*starts, width])
     middles = (starts + (sizes - 1) / 2) / (width - 1) - 0.5  # of each block, from -0.5 to 0.5
     most = round(STEEPEST * width)
-    rises, blocks = np.arange(-most, most + 1), np.arange(len(sizes))
-    counts = np.pad(np.add.reduceat(thicker, starts, axis=1, dtype=np.int32), [(most, most), (0, 0)])  # (h + 2 most, blocks)
-    lengths = np.pad(np.broadcast_to(sizes.astype(np.int32), (height, len(sizes))), [(most, most), (0, 0)])
-    share, whole = np.zeros((len(rises), height)), np.zeros(len(rises), np.intp)
-    for number, rise in enumerate(rises):
-        rows = np.arange(height)[:, None] + np.rint(rise * middles).astype(np.intp) + most  # (h, blocks)
-        length = lengths[rows, blocks].sum(axis=1)
-        share[number] = np.where(length >= SEEN * width, counts[rows, blocks].sum(axis=1) / np.maximum(length, 1), 0.0)
-        whole[number] = np.count_nonzero(share[number, length == width] >= COVERED)
-    if not whole.any():
+    blank = [(0, 0), (most, most)]  # beyond the picture, where a line may go
+    counts = np.pad(np.add.reduceat(thicker, starts, axis=1, dtype=np.int32).T, blank)  # (blocks, h + 2 most)
+    lengths = np.pad(np.repeat(sizes.astype(np.int32)[:, None], height, axis=1), blank)
+
+    def along(rise: int, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The sum along the line through each row that rises so much: (h,)."""
+        firsts = most + np.rint(rise * middles).astype(np.intp)
+        total: NDArray[np.int32] = sum(
+            block[first : first + height] for block, first in zip(blocks, firsts.tolist(), strict=True)
+        )
+        return total
+
+    tried = range(-most, most + 1, 2)  # a line is thick enough to be met by the next
+    whole = [int(np.count_nonzero(along(rise, counts) >= COVERED * width)) for rise in tried]
+    if not any(whole):
         return
-    usual = int(whole.argmax())
-    fan = slice(max(0, usual - FANNED), usual + FANNED + 1)
-    strength, along = share[fan].max(axis=0), np.linspace(-0.5, 0.5, width)
+    usual = tried[int(np.argmax(whole))]
+    fan = np.arange(max(-most, usual - FANNED), min(most, usual + FANNED) + 1)
+    found, length = (np.stack([along(rise, blocks) for rise in fan.tolist()]) for blocks in (counts, lengths))
+    share = np.where(length >= SEEN * width, found / np.maximum(length, 1), 0.0)  # (fan, h)
+    strength, across = share.max(axis=0), np.linspace(-0.5, 0.5, width)
     begins = np.flatnonzero(np.diff((strength >= COVERED).astype(np.int8), prepend=0, append=0))
     for start, end in zip(begins[::2], begins[1::2], strict=True):
         best = start + int(strength[start:end].argmax())
-        rise = rises[fan][np.flatnonzero(share[fan, best] == strength[best])].mean()
-        yield np.rint(best + rise * along).astype(np.intp)
+        rise = fan[share[:, best] == strength[best]].mean()
+        yield np.rint(best + rise * across).astype(np.intp)
 
 
 def _bare(rules: Sequence[_Rule], width: int) -> list[_Rule]:
