@@ -29,6 +29,7 @@ STRAIGHT = 2  # pixels that a rule may lie beside its line
 DARKER = 2.2  # times as dark as rules is ink that lies along one; where two fine ones cross they are nearly twice as dark
 OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or it is a heavier one
 ENDS = 4  # columns at either side within which a heavier rule ends
+HEAVIER = 2  # pixels by which a stroke is wider than the rules of its paper
 STROKES = 3  # edge to edge that a digit may have
 BESIDE = 4  # pixels within which a blot hangs on a stroke
 
@@ -40,30 +41,44 @@ def unruled(departing: Departure) -> Departure:
     if not departing.written:
         return departing
     threshold = min(FAINT * departing.threshold, OFF * departing.strength)
-    line, ruled = departing.line, False
+    line, taken = departing.line, None
     for turn in range(3):  # those that go across; the picture is turned; a margin may be one alone, and have come first
-        if turn < 2 or ruled:
-            cleared = _without(line, threshold, least=1 if ruled else 2)
-            ruled |= cleared is not line
-            line = cleared.T
-    return Departure(line.T) if ruled else departing
+        if turn < 2 or taken:
+            line, taken = _without(line, threshold, taken)
+            line = line.T
+    return Departure(line.T) if taken else departing
 
 
-def _without(line: Array, threshold: float, least: int) -> Array:
-    """Without rules that go across, if there are as many; the same object else."""
-    mask = line > threshold
+class _Weight(NamedTuple):
+    """Of what rules are: how many pixels wide, how dark."""
+
+    wide: float
+    dark: float
+
+    @staticmethod
+    def of(rules: Sequence[_Rule]) -> _Weight:
+        wide, dark = ([median(each) for each in every] for every in ([r.wide for r in rules], [r.dark for r in rules]))
+        return _Weight(median_low(wide), median_low(dark))
+
+
+def _without(line: Array, threshold: float, taken: _Weight | None) -> tuple[Array, _Weight | None]:
+    """Without rules that go across, and what they are like: two at least, or one where others have been taken."""
+    mask, least = line > threshold, 1 if taken else 2
     if mask.shape[1] < 2 * EDGE or min(_crossings(mask[:, :EDGE]), _crossings(mask[:, -EDGE:])) < least:
-        return line  # as nearly all pictures
+        return line, taken  # as nearly all pictures
     runs = _Runs.of(mask)
-    rules = _bare([rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None], mask.shape[1])
-    if len(rules) < least:
-        return line
+    found = [rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None]
+    if len(found) < least:
+        return line, taken
+    weight = _Weight.of(found)
+    rules = _bare(found, weight, mask.shape[1])
     cleared = _cleared(line, rules, threshold)
     rest = cleared > threshold
-    if least > 1:
-        return line if len(rules) <= STROKES and _are_strokes(rules, rest) else cleared
-    stroke = len(rules) == 1 and _hangs_on(rules, rest)  # of what is cut out closely; else it is a margin
-    return line if stroke else cleared
+    if taken:  # one that is like the others is a margin; a heavier one may be a stroke of what is cut out closely
+        heavier = weight.wide >= taken.wide + HEAVIER or weight.dark >= DARKER * taken.dark
+        return (line if len(rules) == 1 and heavier and _hangs_on(rules, rest) else cleared), taken
+    strokes = len(rules) <= STROKES and _are_strokes(rules, rest)
+    return (line, None) if strokes else (cleared, weight)
 
 
 def _crossings(side: Mask) -> int:
@@ -155,15 +170,12 @@ def _straight(mask: Mask) -> Iterator[Places]:
         yield np.rint(best + rise * across).astype(np.intp)
 
 
-def _bare(rules: Sequence[_Rule], width: int) -> list[_Rule]:
+def _bare(rules: Sequence[_Rule], weight: _Weight, width: int) -> list[_Rule]:
     """Where nothing but the rule lies along each."""
-    if not rules:
-        return []
-    wide, dark = (median_low(map(median, every)) for every in ([rule.wide for rule in rules], [rule.dark for rule in rules]))
     bare = []
     for rule in rules:
         whole = rule.columns[0] < ENDS and rule.columns[-1] >= width - ENDS
-        wider, darker = _usual(rule.wide, wide, whole), _usual(rule.dark, dark, whole)
+        wider, darker = _usual(rule.wide, weight.wide, whole), _usual(rule.dark, weight.dark, whole)
         bare.append(rule.where((rule.wide <= wider + 1) & (rule.dark < DARKER * darker)))
     return bare
 
