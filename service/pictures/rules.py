@@ -57,8 +57,7 @@ class _Weight(NamedTuple):
 
     @staticmethod
     def of(rules: Sequence[_Rule]) -> _Weight:
-        wide, dark = ([median(each) for each in every] for every in ([r.wide for r in rules], [r.dark for r in rules]))
-        return _Weight(median_low(wide), median_low(dark))
+        return _Weight(median_low([median(rule.wide) for rule in rules]), median_low([median(rule.dark) for rule in rules]))
 
 
 def _without(line: Array, threshold: float, taken: _Weight | None) -> tuple[Array, _Weight | None]:
