@@ -1,8 +1,8 @@
 """Does the picture show a digit at all? From what is usual for digits: the percentiles in the manifest. Knows no HTTP.
 
 Length alone is fooled: noise makes longer capsules than digits do, but the decoder cannot draw it. So two things count: how
-rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class, or of the
-class in the middle, is drawn so badly.
+rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class, or of the class in the middle,
+is drawn so badly.
 """
 
 from __future__ import annotations
