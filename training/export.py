@@ -80,9 +80,7 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
         _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
     made = bundle.read(folder)
     if not made.manifest.boxed:
-        say(
-            "its pictures are not ink fitted into a box, as MNIST has it: normalise=auto will scale what it is sent, and find no ink"
-        )
+        say("its pictures are not ink in a box, as MNIST has it: normalise=auto will scale what it is sent, and find no ink")
     return made
 
 
