@@ -114,7 +114,7 @@ def main() -> None:
     }
     if usual != torch.float32:
         contenders["ours, bfloat16, convolved directly"] = ours(usual, directly=True)
-        contenders["ours, bfloat16, convolved as one product"] = ours(usual)
+        contenders["ours, bfloat16, convolved by spectra"] = ours(usual)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for count in range(WARM_UP + STEPS):
         for name, step in contenders.items():

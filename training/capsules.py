@@ -85,16 +85,20 @@ class ClassCapsules(nn.Module):
 
     def votes(self, capsules: Tensor) -> Tensor:
         """One batched matrix product: (batch, in, size) -> (batch, out, in, pose)."""
-        votes: Tensor
-        if self.shared:
-            votes = (capsules @ self.transforms).unflatten(2, (self.classes, self.pose_size))
-            return votes.transpose(1, 2)  # from (batch, in, out, pose)
-        votes = (capsules.transpose(0, 1) @ self.transforms).unflatten(2, (self.classes, self.pose_size))
-        return votes.permute(1, 2, 0, 3)  # from (in, batch, out, pose)
+        with full_precision(capsules):
+            votes: Tensor
+            if self.shared:
+                votes = (capsules @ self.transforms).unflatten(2, (self.classes, self.pose_size))
+                return votes.transpose(1, 2).contiguous()  # from (batch, in, out, pose)
+            votes = (capsules.transpose(0, 1) @ self.transforms).unflatten(2, (self.classes, self.pose_size))
+            return votes.permute(1, 2, 0, 3).contiguous()  # from (in, batch, out, pose)
+
+    def agree(self, votes: Tensor, voices: Tensor | None = None) -> Tensor:
+        with full_precision(votes):
+            return self.routing(votes, self.iterations, self.squash, voices)
 
     def forward(self, capsules: Tensor) -> Tensor:
-        with full_precision(capsules):
-            return self.routing(self.votes(capsules).contiguous(), self.iterations, self.squash)
+        return self.agree(self.votes(capsules))
 
 
 def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

@@ -27,14 +27,16 @@ class CapsuleEncoder(nn.Module):
         self.stem = stem(channels, config.stem)
         self.primary = PrimaryCapsules(config.stem[-1].channels, config.primary, config.squash)
         inputs = _probe(nn.Sequential(self.stem, self.primary), config.image_shape)[1]
-        self.dropout = nn.Dropout1d(config.dropout) if config.dropout else None  # of whole capsules
+        self.dropout = nn.Dropout(config.dropout)  # of whole capsules
         self.routed = ClassCapsules(inputs, config)
 
     def forward(self, images: Tensor) -> Encoding:
-        inputs = self.primary(self.stem(images))
-        capsules = self.routed(inputs)
-        # While some are silent the others must know the class; the pose that is drawn is of all, else drawings blur.
-        heard = self.routed(self.dropout(inputs)) if self.training and self.dropout else capsules
+        votes = self.routed.votes(self.primary(self.stem(images)))
+        capsules = heard = self.routed.agree(votes)
+        if self.training and self.dropout.p:
+            # While some are silent the others must know the class; the pose that is drawn is of all, else drawings blur.
+            voices = self.dropout(votes.new_ones(votes.shape[0], votes.shape[2]))
+            heard = self.routed.agree(votes, voices)
         return Encoding(lengths(heard), capsules)
 
 

@@ -4,6 +4,7 @@ Functions here are pure. `iterations` is a Python int, so export unrolls the loo
 To add an algorithm: write it, list it in ROUTINGS; the tests find it there.
 
 Every step is a batched matrix product over (batch, out), and the first one needs none: couplings start uniform.
+`voices` (batch, in), where given, say how loud each input speaks: as if its votes were multiplied, but they stay as they lie.
 Gradients flow through the last iteration only, as in the authors' own description: the couplings are an answer
 to "who agrees?", not something to learn through.
 """
@@ -11,56 +12,66 @@ to "who agrees?", not something to learn through.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # the command line's help names what is here, and need not wait for torch
     from torch import Tensor
 
     Squash = Callable[[Tensor], Tensor]
-    Routing = Callable[[Tensor, int, Squash], Tensor]
+
+
+class Routing(Protocol):
+    def __call__(self, votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor: ...
+
 
 EPSILON = 1e-8  # under the root of every length: a zero vector then divides nothing by nought, and its gradient is finite
 
 
-def dynamic(votes: Tensor, iterations: int, squash: Squash) -> Tensor:
+def dynamic(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:
     """Sabour et al. 2017, Procedure 1: agreement with the squashed capsules accumulates in the logits."""
     seen = votes.detach()
-    sums, logits = _uniform(seen if iterations > 1 else votes), None
+    sums, logits = _uniform(seen if iterations > 1 else votes, voices), None
     for step in range(1, iterations):
-        agreement = _agreement(seen, squash(sums))
+        agreement = _agreement(seen, squash(sums), voices)
         logits = agreement if logits is None else logits + agreement
-        sums = _weighted(logits, votes if step == iterations - 1 else seen)
+        sums = _weighted(logits.softmax(dim=1), votes if step == iterations - 1 else seen, voices)
     return squash(sums)
 
 
-def agreement(votes: Tensor, iterations: int, squash: Squash) -> Tensor:
+def agreement(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:
     """Su 2018: logits are the agreement with the last sums' direction, replaced at each step; squash comes once, at the end."""
     seen = votes.detach()
-    sums = _uniform(seen if iterations > 1 else votes)
+    sums = _uniform(seen if iterations > 1 else votes, voices)
     for step in range(1, iterations):
-        logits = _agreement(seen, sums / (sums.square().sum(dim=-1, keepdim=True) + EPSILON).sqrt())
-        sums = _weighted(logits, votes if step == iterations - 1 else seen)
+        direction = sums / (sums.square().sum(dim=-1, keepdim=True) + EPSILON).sqrt()
+        logits = _agreement(seen, direction, voices)
+        sums = _weighted(logits.softmax(dim=1), votes if step == iterations - 1 else seen, voices)
     return squash(sums)
 
 
 ROUTINGS: dict[str, Routing] = {"dynamic": dynamic, "agreement": agreement}
 
 
-def _uniform(votes: Tensor) -> Tensor:
+def _uniform(votes: Tensor, voices: Tensor | None) -> Tensor:
     """The sums under equal couplings, 1 / out each: (b, o, p).
 
     Over inputs moved to the front, where the product that made them had them: ONNX Runtime cancels the two transpositions.
     All else here are products, which read transposed votes as they lie; a sum over the third axis had them written out.
     """
-    return votes.movedim(2, 0).sum(dim=0) / votes.shape[1]
+    out = votes.shape[1]
+    if voices is None:
+        return votes.movedim(2, 0).sum(dim=0) / out
+    return _weighted(voices.new_ones(1, out, 1) / out, votes, voices)
 
 
-def _agreement(votes: Tensor, capsules: Tensor) -> Tensor:
-    """Scalar product of each vote with its capsule: (b, o, i, p) x (b, o, p, 1) -> (b, o, i)."""
-    return (votes @ capsules.unsqueeze(-1)).squeeze(-1)
+def _agreement(votes: Tensor, capsules: Tensor, voices: Tensor | None) -> Tensor:
+    """Scalar product of each vote with its capsule: (b, o, 1, p) x (b, o, p, i) -> (b, o, i)."""
+    agreement = (capsules.unsqueeze(2) @ votes.mT).squeeze(2)
+    return agreement if voices is None else agreement * voices.unsqueeze(1)
 
 
-def _weighted(logits: Tensor, votes: Tensor) -> Tensor:
+def _weighted(couplings: Tensor, votes: Tensor, voices: Tensor | None) -> Tensor:
     """Votes summed by couplings, which each input spends over the *outputs* (Eq. 3): (b, o, 1, i) x (b, o, i, p) -> (b, o, p)."""
-    couplings = logits.softmax(dim=1)
+    if voices is not None:
+        couplings = couplings * voices.unsqueeze(1)
     return (couplings.unsqueeze(2) @ votes).squeeze(2)

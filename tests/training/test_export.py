@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import onnxruntime
 import pytest
 import torch
 from onnx import numpy_helper
-from torch import nn
+from torch import Tensor, nn
 
 from service import bundle
 from service.manifest import DECODER_FILE, ENCODER_FILES, MANIFEST, BundleError, Variant
@@ -328,11 +329,11 @@ def test_other_seeds_stay_beside_new_test_figures_where_they_are_of_as_many_pict
 def test_a_routing_that_looks_at_single_axes_is_exported_as_it_was_learned(
     finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def by_axes(votes: torch.Tensor, iterations: int, squash: nn.Module) -> torch.Tensor:
+    def by_axes(votes: Tensor, iterations: int, squash: Callable[[Tensor], Tensor], voices: Tensor | None = None) -> Tensor:
         sums = votes.mean(dim=2)
-        return squash(sums * sums.abs())  # type: ignore[no-any-return]
+        return squash(sums * sums.abs())
 
-    monkeypatch.setitem(ROUTINGS, "axes", by_axes)  # type: ignore[arg-type]
+    monkeypatch.setitem(ROUTINGS, "axes", by_axes)
     assert isinstance(finished.config.network, CapsuleNet)
     run = replace(finished, config=replace(finished.config, network=replace(finished.config.network, routing="axes")))
     said: list[str] = []

@@ -82,3 +82,18 @@ def test_the_gradient_flows_through_the_last_iteration_only(name: str, votes: Te
     assert (votes.grad[..., 1:] == 0).all()  # a path through the logits would touch every value of a pose
     couplings = votes.grad[..., 0]
     torch.testing.assert_close(couplings.sum(dim=1), torch.ones(BATCH, IN))
+
+
+@pytest.mark.parametrize("iterations", [1, 3])
+@pytest.mark.parametrize("name", ROUTINGS)
+def test_a_louder_voice_is_as_a_longer_vote(name: str, iterations: int, votes: Tensor) -> None:
+    """The capsules and the gradient; a silent input has no say."""
+    voices = torch.rand(BATCH, IN, generator=torch.Generator().manual_seed(3)) * 2
+    voices[:, ::3] = 0
+    votes.requires_grad_()
+    multiplied = ROUTINGS[name](votes * voices[:, None, :, None], iterations, Squash("paper"))
+    voiced = ROUTINGS[name](votes, iterations, Squash("paper"), voices)
+    torch.testing.assert_close(voiced, multiplied)
+    expected, gradient = (torch.autograd.grad(capsules.sum(), votes)[0] for capsules in (multiplied, voiced))
+    torch.testing.assert_close(gradient, expected)
+    assert (gradient[:, :, ::3] == 0).all()
