@@ -2,8 +2,8 @@
 
     python -m benchmarks.training_step
 
-Both without the preset's dropout. Prints images/s of each and the ratios, step by step and their median: the machine may drift,
-the ratio does not. All of them have freed memory kept for them, as `captrain train` does.
+Both without the preset's dropout and with Adam alone. Prints images/s of each and the ratios, step by step and their median: the
+machine may drift, the ratio does not. All of them have freed memory kept for them, as `captrain train` does.
 Their formulation is written out below from its description, with what it computes and how: a vote tensor made by a
 broadcast product of (batch, out, in) small matrices, elementwise routing sums, float32, channels first.
 """

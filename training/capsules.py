@@ -93,12 +93,9 @@ class ClassCapsules(nn.Module):
             votes = (capsules.transpose(0, 1) @ self.transforms).unflatten(2, (self.classes, self.pose_size))
             return votes.permute(1, 2, 0, 3).contiguous()  # from (in, batch, out, pose)
 
-    def agree(self, votes: Tensor, voices: Tensor | None = None) -> Tensor:
+    def forward(self, votes: Tensor, voices: Tensor | None = None) -> Tensor:
         with full_precision(votes):
             return self.routing(votes, self.iterations, self.squash, voices)
-
-    def forward(self, capsules: Tensor) -> Tensor:
-        return self.agree(self.votes(capsules))
 
 
 def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[object]:

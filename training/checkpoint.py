@@ -39,7 +39,7 @@ class Checkpoint:
     running: dict[str, float] = field(default_factory=dict)  # sums of the epoch under way
     network: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Any] = field(default_factory=dict)  # empty without EMA
-    optimizer: dict[str, Any] = field(default_factory=dict)
+    optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restored(self) -> Network:
         """The network to use: the averaged weights where the run keeps an average."""
@@ -102,6 +102,7 @@ def load(run: Path) -> Checkpoint:
         values["config"] = Config.from_dict(values["config"])
         values["classes"] = tuple(values["classes"])
         values["digest"] = values.pop("data")
+        values.pop("optimizer", None)  # of runs before there were several
         return Checkpoint(**values)
     except Exception as error:  # torch names a damaged file by a dozen exception types
         raise CheckpointError(
@@ -119,6 +120,11 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
             f"{run / FILE} is of another config ({checkpoint.config.preset}) than asked for ({config.preset}): "
             f"{'; '.join(different)}. Resume with the settings it was started with (only --cycles may grow), "
             "or choose another --out"
+        )
+    if not checkpoint.optimizers:
+        raise CheckpointError(
+            f"{run / FILE} was written by an earlier captrain, which kept its optimizer otherwise: "
+            "the run can be exported and measured, but not resumed. Start anew in another --out"
         )
     data.expect(checkpoint.digest)
     if checkpoint.classes != data.classes:

@@ -113,7 +113,18 @@ class Training(_Part):
     cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
     batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
     learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
-    transform_rate: float = _flag(1.0, "learning rate of the transformations that make votes, in multiples of it", 1e-3, 1_000)
+    transform_rate: float = _flag(
+        1.0,
+        "of the transformations that make votes, in multiples of --learning-rate, or of --muon where that is given",
+        1e-3,
+        1_000,
+    )
+    muon: float = _flag(
+        0.0,
+        "highest rate of Muon, which takes all convolutions but the first, and transformations, from Adam; 0 leaves them",
+        0,
+        10,
+    )
     schedule: str = _flag("one_cycle", "one_cycle, exponential or constant")
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
@@ -214,7 +225,7 @@ PRESETS: dict[str, Config] = {
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), dropout=0.3),
-            Training(epochs=24, learning_rate=0.002, transform_rate=4, augment="strong", reconstruction=0.002),
+            Training(epochs=16, learning_rate=0.002, muon=0.02, transform_rate=0.5, augment="strong", reconstruction=0.002),
         ),
         # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. Left alone it learns its digits by
         # heart: hence dropout and strong changes. These blur drawings: hence four times the paper's weight on them. Its decoder

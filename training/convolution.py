@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from training import spectral
 
 LARGE, MOST = 7, 40  # kernels from here on; pictures up to here, whose spectra still fit into memory
-DTYPES = (torch.float32, torch.bfloat16)
+PRECISIONS = (torch.float32, torch.bfloat16)
 
 
 class LargeConv2d(nn.Conv2d):
@@ -19,7 +19,7 @@ class LargeConv2d(nn.Conv2d):
 
     def forward(self, images: Tensor) -> Tensor:  # (batch, in, H, W) -> (batch, out, h, w)
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
-        if not (self.training and images.device.type == "cpu" and dtype in DTYPES and self._suits_spectra(images)):
+        if not (self.training and images.device.type == "cpu" and dtype in PRECISIONS and self._suits_spectra(images)):
             return super().forward(images)
         found = spectral.convolve(images.to(dtype), self.weight.to(dtype), self.stride[0])
         return found if self.bias is None else found + self.bias.to(dtype)[:, None, None]

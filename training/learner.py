@@ -1,24 +1,27 @@
-"""A network that learns: its weights, their average, Adam and its rate; a step for a batch.
+"""A network that learns: its weights, their average, the optimizers and their rates; a step for a batch.
 
 Knows no data set, no epochs and no files. What it is made of comes out of a checkpoint and goes into one.
 """
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
 
 from training.average import Average
 from training.checkpoint import Checkpoint, fill
-from training.config import Training
+from training.config import Config
 from training.devices import DTYPES, Place, compiles
-from training.errors import chosen
+from training.errors import SettingError, chosen
 from training.evaluate import hits, objects
 from training.losses import LOSSES, reconstruction
-from training.networks import Network, transforms
+from training.muon import Muon
+from training.networks import Network, convolutions, transforms
 from training.pairs import Batch
 from training.schedules import SCHEDULES
 
@@ -32,7 +35,7 @@ class Learner:
         torch.manual_seed(settings.seed)
         self.network = Network(start.config.network).to(place.device)
         self.network.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # torch's stubs lack this form
-        self.optimizer = torch.optim.Adam(_groups(self.network, settings), lr=settings.learning_rate, fused=True)
+        self.optimizers = _optimizers(self.network, start.config)
         self.average = Average(self.network, settings.ema) if settings.ema else None
         if start.network:
             self._restore(start)
@@ -46,7 +49,7 @@ class Learner:
     @property
     def rate(self) -> float:
         """Of the last step."""
-        rate: float = self.optimizer.param_groups[0]["lr"]
+        rate: float = self.optimizers["adam"].param_groups[0]["lr"]
         return rate
 
     @property
@@ -60,15 +63,16 @@ class Learner:
         Gives the loss itself, and of each picture whether it was named rightly: (batch,).
         """
         rate = self.schedule(progress, self.settings)
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.settings.learning_rate * rate * group.get("factor", 1.0)
+        for group in chain.from_iterable(each.param_groups for each in self.optimizers.values()):
+            group["lr"] = group["highest"] * rate
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
             encoding, drawings = self.model(batch.images, batch.labels)
         loss = self.loss(encoding.lengths, batch.labels)
         loss = loss + self.settings.reconstruction * reconstruction(drawings, batch.targets)
-        self.optimizer.zero_grad()
+        self.network.zero_grad()
         (loss * weight).backward()
-        self.optimizer.step()
+        for optimizer in self.optimizers.values():
+            optimizer.step()
         if self.average is not None:
             self.average.update(self.network, number)
         found = objects(encoding.lengths.detach(), batch.labels.shape[1])
@@ -77,22 +81,33 @@ class Learner:
     def store(self, state: Checkpoint) -> None:
         state.network = self.network.state_dict()
         state.average = self.average.network.state_dict() if self.average is not None else {}
-        state.optimizer = self.optimizer.state_dict()
+        state.optimizers = {name: optimizer.state_dict() for name, optimizer in self.optimizers.items()}
 
     def _restore(self, state: Checkpoint) -> None:
         fill(self.network, state.network)
-        fill(self.optimizer, state.optimizer)
+        for name, optimizer in self.optimizers.items():
+            fill(optimizer, state.optimizers[name])
         if self.average is not None:
             fill(self.average.network, state.average)
 
 
-def _groups(network: Network, settings: Training) -> list[dict[str, Any]]:
-    """The weights by how fast they learn: Adam's steps are as long for all, and transformations are the largest matrices."""
-    if settings.transform_rate == 1:
-        return [{"params": list(network.parameters())}]
-    votes = transforms(network)
-    others = [weights for weights in network.parameters() if not any(weights is each for each in votes)]
-    return [{"params": others}, {"params": votes, "factor": settings.transform_rate}]
+def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
+    """Adam for all weights, or Muon for matrices and Adam for the rest; groups by how fast they learn, at most."""
+    settings = config.training
+    votes, inner = transforms(network), convolutions(network) if settings.muon else []
+    special = {id(weights) for weights in (*votes, *inner)}
+    rest = [weights for weights in network.parameters() if id(weights) not in special]
+    base = settings.muon or settings.learning_rate
+    turning = {"params": votes, "highest": base * settings.transform_rate}
+    others = {"params": rest, "highest": settings.learning_rate}
+    if not settings.muon:
+        groups = [others, turning] if votes else [others]
+        return {"adam": torch.optim.Adam(groups, lr=settings.learning_rate, fused=True)}
+    groups = [{"params": inner, "highest": base}, {**turning, "columns": config.network.pose_size}]
+    groups = [group for group in groups if group["params"]]
+    if not groups:
+        raise SettingError("muon is for transformations and for convolutions behind the first, and there are none: leave it out")
+    return {"adam": torch.optim.Adam([others], lr=settings.learning_rate, fused=True), "muon": Muon(groups, lr=settings.muon)}
 
 
 def _placed(network: Network, place: Place) -> Any:

@@ -32,11 +32,11 @@ class CapsuleEncoder(nn.Module):
 
     def forward(self, images: Tensor) -> Encoding:
         votes = self.routed.votes(self.primary(self.stem(images)))
-        capsules = heard = self.routed.agree(votes)
+        capsules = heard = self.routed(votes)
         if self.training and self.dropout.p:
             # While some are silent the others must know the class; the pose that is drawn is of all, else drawings blur.
             voices = self.dropout(votes.new_ones(votes.shape[0], votes.shape[2]))
-            heard = self.routed.agree(votes, voices)
+            heard = self.routed(votes, voices)
         return Encoding(lengths(heard), capsules)
 
 
@@ -123,6 +123,12 @@ def stem(channels: int, convolutions: tuple[Conv, ...]) -> nn.Sequential:
 def transforms(module: nn.Module) -> list[nn.Parameter]:
     """The matrices that turn input capsules into votes."""
     return [part.transforms for part in module.modules() if isinstance(part, ClassCapsules)]
+
+
+def convolutions(module: nn.Module) -> list[Tensor]:
+    """The kernels that see features: not the first, which sees pixels, nor those that see one channel each."""
+    found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return [part.weight for part in found[1:] if part.groups == 1]
 
 
 def parameters(module: nn.Module) -> int:

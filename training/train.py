@@ -64,7 +64,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     else:
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
     torch.use_deterministic_algorithms(place.device.type == "cpu")
-    # Deterministic algorithms come with NaN in all new memory, which each step fills anyway: an eighth of the time of `paper`.
+    # Deterministic algorithms come with NaN in all new memory, which each step fills anyway.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's stubs lack it
     run = Run(start, data, out, place)  # first: of settings that mean nothing no folder is left
     place.wait()  # all have looked before the leader writes
@@ -206,7 +206,9 @@ class Run:
         hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
         raise DivergedError(
             f"{what} at step {self.checkpoint.step}; {hint}. Resumed it would come to the same: start anew in another --out with "
-            "a lower --learning-rate" + (" or --transform-rate" if self.settings.transform_rate > 1 else "")
+            "a lower --learning-rate"
+            + (" or --transform-rate" if self.settings.transform_rate > 1 else "")
+            + (" or --muon" if self.settings.muon else "")
         )
 
     def _save(self) -> None:

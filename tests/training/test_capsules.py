@@ -17,6 +17,11 @@ def class_capsules(inputs: int = 20, *, shared: bool = False, routing: str = "dy
     return ClassCapsules(inputs, CapsuleNet(stem, primary, routing=routing, share_transforms=shared, transform_scale=scale))
 
 
+def named(layer: ClassCapsules, capsules: torch.Tensor) -> torch.Tensor:
+    found: torch.Tensor = layer(layer.votes(capsules))
+    return found
+
+
 @pytest.mark.parametrize(("name", "length"), [("paper", 4 / 5), ("half", 4 / 4.5)])
 def test_squash_keeps_direction_and_maps_length(name: str, length: float) -> None:
     squashed = Squash(name)(torch.tensor([[2.0, 0.0, 0.0]]))
@@ -83,7 +88,7 @@ def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
     """Of 1,152 votes at Glorot's scale the noise alone makes capsules of length 1."""
     torch.manual_seed(0)
     capsules = nn.functional.normalize(torch.randn(4, 1152, 8), dim=2)
-    sure, undecided = (lengths(class_capsules(1152, scale=scale)(capsules)).mean() for scale in (1.0, 0.2))
+    sure, undecided = (lengths(named(class_capsules(1152, scale=scale), capsules)).mean() for scale in (1.0, 0.2))
     assert sure > 0.95
     assert 0.1 < undecided < 0.6
 
@@ -102,13 +107,13 @@ def test_nothing_expands_the_votes_by_their_inputs() -> None:
             return result
 
     with Largest() as seen:
-        lengths(layer(torch.randn(batch, 64, 8))).sum().backward()
+        lengths(named(layer, torch.randn(batch, 64, 8))).sum().backward()
     assert seen.size == batch * 10 * 64 * 16
 
 
-def test_votes_stay_in_float32_under_autocast() -> None:
+def test_votes_and_routing_stay_in_float32_under_autocast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        assert class_capsules()(torch.randn(2, 20, 8)).dtype == torch.float32
+        assert named(class_capsules(), torch.randn(2, 20, 8)).dtype == torch.float32
 
 
 def test_unknown_names_list_the_valid_ones() -> None:

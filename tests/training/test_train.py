@@ -19,7 +19,7 @@ from training import checkpoint
 from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
-from training.errors import CheckpointError, DataError, DivergedError, StoppedError, UnknownNameError
+from training.errors import CheckpointError, DataError, DivergedError, SettingError, StoppedError, UnknownNameError
 from training.evaluate import Evaluation
 from training.losses import margin
 from training.networks import Network
@@ -43,9 +43,13 @@ def same(first: Path, second: Path, rounding: float = 0.0) -> bool:
     rows = [[{**row, "seconds": 0} for row in state.history] for state in (one, two)]
     pairs = [(one.network, two.network), (one.average, two.average)]
     weights = all(a.keys() == b.keys() and all(torch.equal(a[key], b[key]) for key in a) for a, b in pairs)
-    moments = zip(one.optimizer["state"].values(), two.optimizer["state"].values(), strict=True)
+    moments = list(zip(_moments(one), _moments(two), strict=True))
     history = rows[0] == [pytest.approx(row, rel=rounding, abs=0) for row in rows[1]]
     return weights and history and all(torch.equal(a[key], b[key]) for a, b in moments for key in a)
+
+
+def _moments(state: checkpoint.Checkpoint) -> list[dict[str, torch.Tensor]]:
+    return [moments for optimizer in state.optimizers.values() for moments in optimizer["state"].values()]
 
 
 @pytest.fixture(scope="session")
@@ -118,12 +122,12 @@ def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Pat
     assert checkpoint.load(tmp_path / "elsewhere").precision == "bf16"
 
 
-@pytest.mark.parametrize(("preset", "rate"), [("pooled", 1), ("tiny", 4)])
+@pytest.mark.parametrize(("preset", "rate", "muon"), [("pooled", 1, 0), ("tiny", 4, 0), ("tiny", 0.5, 0.02)])
 def test_dropout_and_rates_resume_to_the_same_numbers_too(
-    preset: str, rate: float, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    preset: str, rate: float, muon: float, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = replace(PRESETS[preset].network, stem=PRESETS["tiny"].network.stem, dropout=0.5)
-    settings = replace(config(preset, transform_rate=rate), network=small)
+    settings = replace(config(preset, transform_rate=rate, muon=muon), network=small)
     train(settings, data, tmp_path / "whole", CPU)
     answers = [False, True]
     with monkeypatch.context() as patch:
@@ -132,6 +136,12 @@ def test_dropout_and_rates_resume_to_the_same_numbers_too(
             train(settings, data, tmp_path / "parts", CPU)
     train(settings, data, tmp_path / "parts", CPU, resume=True)
     assert same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_muon_wants_matrices(data: DataSet, tmp_path: Path) -> None:
+    bare = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem)
+    with pytest.raises(SettingError, match="muon is for transformations and for convolutions behind the first"):
+        train(replace(config("pooled", muon=0.02), network=bare), data, tmp_path / "run", CPU)
 
 
 def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
@@ -257,11 +267,35 @@ def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(d
     assert done[1].history[0]["learning_rate"] == 0.01
 
 
+def test_muon_moves_matrices_by_its_own_rates_and_leaves_all_else_to_adam(data: DataSet, tmp_path: Path) -> None:
+    """After the first step a matrix has moved about as far in each direction, what is Adam's in each value."""
+    one_step = {"epochs": 1, "batch_size": 340, "schedule": "constant", "precision": "fp32", "ema": 0.0}
+    done = train(config(muon=0.02, transform_rate=0.5, **one_step), data, tmp_path, CPU)
+    torch.manual_seed(done.config.training.seed)
+    before = Network(done.config.network).state_dict()
+    moved = {key: done.network[key].float() - weights.float() for key, weights in before.items()}
+    kernels = torch.linalg.svdvals(moved["encoder.primary.convolution.weight"].flatten(1))
+    turned = torch.linalg.svdvals(moved["encoder.routed.transforms"].unflatten(2, (10, 6)).transpose(1, 2))
+    assert 0.7 < kernels.median() / 0.02 < 1.2
+    assert 0.7 < turned.median() / 0.01 < 1.2
+    assert float(moved["encoder.stem.0.weight"].abs().median()) == pytest.approx(0.01, rel=0.01)
+
+
+def test_a_run_of_before_can_be_exported_and_not_resumed(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    values = torch.load(finished / checkpoint.FILE, weights_only=True)
+    values["optimizer"] = values.pop("optimizers")["adam"]
+    torch.save(values, tmp_path / checkpoint.FILE)
+    assert checkpoint.load(tmp_path).restored().encoder
+    with pytest.raises(CheckpointError, match="can be exported and measured, but not resumed"):
+        train(config(cycles=2), data, tmp_path, CPU, resume=True)
+
+
 def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
     finished: Path, data: DataSet, tmp_path: Path
 ) -> None:
     state = checkpoint.load(finished)
-    state.optimizer["param_groups"].append({**state.optimizer["param_groups"][0], "params": []})
+    groups = state.optimizers["adam"]["param_groups"]
+    groups.append({**groups[0], "params": []})
     checkpoint.save(state, tmp_path)
     with pytest.raises(CheckpointError, match="or another version wrote them"):
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
@@ -334,7 +368,7 @@ def poisoned(finished: Path, tmp_path: Path) -> Path:
     """A run of three epochs after its second, whose next step turns every weight of a layer into NaN."""
     state = checkpoint.load(finished)
     state.config = replace(config(epochs=3), network=state.config.network)
-    next(iter(state.optimizer["state"].values()))["exp_avg"].fill_(float("nan"))
+    _moments(state)[0]["exp_avg"].fill_(float("nan"))
     checkpoint.save(state, tmp_path)
     return tmp_path
 
