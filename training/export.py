@@ -71,13 +71,16 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
-        draft = Path(work) / folder.name
-        draft.mkdir()
-        findings = _build(checkpoint, data, draft, quantised, say)
-        bundle.write(draft, _manifest(checkpoint, data, findings, kept))
-        _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
+            draft = Path(work) / folder.name
+            draft.mkdir()
+            findings = _build(checkpoint, data, draft, quantised, say)
+            bundle.write(draft, _manifest(checkpoint, data, findings, kept))
+            _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
+    except OSError as error:  # of a full disk some say no file's name
+        raise ExportError(f"could not write {folder}: {error.strerror or error}; what stood there is as it was") from error
     made = bundle.read(folder)
     if not made.manifest.boxed:
         say("its pictures are not ink in a box, as MNIST has it: normalise=auto will scale what it is sent, and find no ink")

@@ -3,6 +3,7 @@
 import copy
 import json
 import re
+import resource
 import shutil
 from collections import Counter
 from collections.abc import Callable
@@ -342,6 +343,22 @@ def test_a_routing_that_looks_at_single_axes_is_exported_as_it_was_learned(
     images = torch.rand(20, *made.manifest.image_shape)
     learned = TorchModel(graphs.storable(run.restored())).classify(images)
     torch.testing.assert_close(OnnxModel(made.encoder("fp32"), made.decoder).classify(images), learned, atol=PARITY, rtol=0)
+
+
+def test_a_full_disk_names_the_bundle_and_leaves_the_one_before(
+    shapes: bundle.Bundle, finished: Checkpoint, data: DataSet, tmp_path: Path
+) -> None:
+    """A real failing write: the process may write no file over 8 kB, less than a graph takes."""
+    before = shutil.copytree(shapes.folder, tmp_path / "shapes")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (8_192, hard))
+    try:
+        with pytest.raises(ExportError, match=f"could not write {before}: File too large; what stood there is as it was"):
+            export(finished, data, before, quantised=False, say=str)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert bundle.read(before).manifest == shapes.manifest
+    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
 
 
 def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
