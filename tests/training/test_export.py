@@ -272,7 +272,7 @@ def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(type(error)):
+    with pytest.raises((ExportError, KeyboardInterrupt), match="the disk is gone; what stood there is as it was|^$"):
         export(finished, data, folder, quantised=False, say=lambda _: None)
     assert contents(folder) == before
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
