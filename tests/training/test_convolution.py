@@ -44,7 +44,7 @@ def test_in_bfloat16_numbers_and_gradients_are_off_by_a_fiftieth_of_all_at_most(
 
 
 def test_gradients_lie_in_memory_as_the_pictures_do() -> None:
-    """Else the ReLU before would step through them across memory: a seventh of a step of `paper`."""
+    """Else the ReLU before would step through them across memory."""
     images = torch.rand(2, 16, 20, 20).to(memory_format=torch.channels_last).requires_grad_()
     spectral.convolve(images, torch.rand(8, 16, 9, 9), 2).sum().backward()
     assert images.grad is not None
