@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -33,21 +34,24 @@ def add(document: dict[str, Any], served: Served) -> None:
         _query(operation, {"name": manifest.name, "version": manifest.version})  # in paths
     _body(paths["/predict"]["post"], {"image": sent}, said)
     _body(paths["/predict/batch"]["post"], {"images": [sent]}, {"model": manifest.name, "predictions": [said]})
-    inference, lengths = _inference(served, picture)
-    _body(paths["/v2/models/{name}/infer"]["post"], inference, lengths)
+    for path, names in (
+        ("/v2/models/{name}/infer", {"model_name": manifest.name}),
+        ("/v2/models/{name}/versions/{version}/infer", {"model_name": manifest.name, "model_version": manifest.version}),
+    ):
+        _body(paths[path]["post"], *_inference(served, picture, names))
     moved = {"pose": tokens[0], "dim": [min(DIM, manifest.pose_size - 1)], "delta": [DELTA]}
     _query(paths["/reconstruct"]["get"], moved)
     _query(paths["/reconstruct/sweep"]["get"], {"pose": tokens[0]})
     _query(paths["/reconstruct/morph"]["get"], {"from": tokens[0], "to": tokens[1]})
 
 
-def _inference(served: Served, picture: Array) -> tuple[Any, Any]:
+def _inference(served: Served, picture: Array, names: Mapping[str, str]) -> tuple[Any, Any]:
     """The same picture for the Open Inference Protocol: its pixels to two decimals, and the lengths alone."""
     pixels = picture.round(2)
     tensor = {"name": IMAGES.name, "shape": list(pixels.shape), "datatype": tensors.FLOAT}
     tensor["data"] = [round(pixel, 2) for pixel in pixels.ravel().tolist()]
     lengths, _ = served.net.classify(pixels)
-    said, _ = tensors.write({"model_name": served.manifest.name}, {LENGTHS.name: lengths}, {LENGTHS.name: False})
+    said, _ = tensors.write(names, {LENGTHS.name: lengths}, {LENGTHS.name: False})
     return {"inputs": [tensor], "outputs": [{"name": LENGTHS.name}]}, json.loads(said)
 
 

@@ -15,14 +15,15 @@ from itertools import chain
 from typing import Annotated, Any
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError
 
 from service import faults
 from service.bundle import Array, TensorSpec
 from service.errors import MalformedRequest, TooLarge
 from service.manifest import Manifest
 
-Parameters = dict[str, str | int | float | bool]
+# Many clients write null for what they leave out, here as for an id.
+Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(lambda given: {} if given is None else given)]
 
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")

@@ -67,7 +67,7 @@ export class Api {
    *  proxy that lets nobody see /readyz. */
   async ready() {
     try {
-      const response = await request("readyz", { cache: "no-store", signal: AbortSignal.timeout(GLANCE) });
+      const response = await request("readyz", { cache: "no-store", signal: until(GLANCE) });
       return response.status < 500 || "state" in (await response.json());
     } catch {
       return false;
@@ -82,11 +82,11 @@ export class Api {
   async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
     const key = this.#known();
     if (key) headers = { ...headers, "X-API-Key": key };
-    const until = either(AbortSignal.timeout(LIMIT + (body?.size ?? 0) / SLOWEST), signal);
+    const patience = until(LIMIT + (body?.size ?? 0) / SLOWEST, signal);
     const asked = performance.now();
     let response, milliseconds, content;
     try {
-      response = await request(path, { method, headers, body, signal: until });
+      response = await request(path, { method, headers, body, signal: patience });
       milliseconds = performance.now() - asked;
       content = await (response.ok ? take : sentence)(response);
     } catch (error) {
@@ -112,13 +112,12 @@ function request(path, { headers, ...how }) {
   return fetch(address(path), { ...how, headers: { ...headers, "X-Requested-With": "XMLHttpRequest" } });
 }
 
-/** AbortSignal.any, which tablets of 2023 lack. */
-function either(...signals) {
+/** AbortSignal.any of `signal` and AbortSignal.timeout, which tablets in classrooms lack. */
+function until(milliseconds, signal) {
   const both = new AbortController();
-  for (const signal of signals) {
-    if (signal?.aborted) both.abort();
-    signal?.addEventListener("abort", () => both.abort(), { once: true });
-  }
+  setTimeout(() => both.abort(), milliseconds);
+  if (signal?.aborted) both.abort();
+  signal?.addEventListener("abort", () => both.abort(), { once: true });
   return both.signal;
 }
 
@@ -139,9 +138,10 @@ async function asPicture(response) {
   return blob;
 }
 
-/** Relative to the page, so that the service may live below any path of a host. */
+/** Relative to the page, so that the service may live below any path of a host; without a login that was opened with it, with which
+ *  browsers fetch nothing, and which is nobody's to copy. */
 function address(path) {
-  return new URL(path, document.baseURI).href;
+  return Object.assign(new URL(path, document.baseURI), { username: "", password: "" }).href;
 }
 
 /** `detail` of problem+json; a proxy on the way may have answered in something else. */

@@ -13,6 +13,16 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** Not an OffscreenCanvas, which tablets in classrooms lack. */
+export function sheetOf(width, height) {
+  return Object.assign(document.createElement("canvas"), { width, height });
+}
+
+/** What is on a canvas as a file, `type` and perhaps `quality` being toBlob's. */
+export function blobOf(canvas, ...how) {
+  return new Promise((resolve) => canvas.toBlob(resolve, ...how));
+}
+
 /** Whether a button can be used; where it cannot any more and has the focus, that goes to `heir` and not to nowhere. */
 export function enable(button, possible, heir) {
   const focused = document.activeElement === button;

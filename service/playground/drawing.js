@@ -1,5 +1,7 @@
 /** What is on the slate: strokes and pictures, with undo. Knows no service; says `change` when there is something new to see. */
 
+import { blobOf, sheetOf } from "./dom.js";
+
 const INK = 0.085; // width of a stroke, of the slate's side
 const SENT = 224; // pixels of the slate's side, as it is sent
 const SHIFT = 0.07; // of the side: how far two pictures that lie on each other are moved apart
@@ -82,9 +84,9 @@ export class Drawing extends EventTarget {
   /** { blob, name, note } to send; the name is that of a file of the user's, or which the note says how to come by. */
   async picture() {
     if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
-    const sheet = new OffscreenCanvas(SENT, SENT);
+    const sheet = sheetOf(SENT, SENT);
     render(sheet.getContext("2d"), SENT, "white", "black", this.#sheet);
-    return { blob: await sheet.convertToBlob({ type: "image/png" }) };
+    return { blob: await blobOf(sheet, "image/png") };
   }
 
   get #foreign() {

@@ -44,13 +44,13 @@ export class MorphPanel {
   }
 
   get query() {
-    return [...ENDS.map((end) => [end, this.#kept[end].pose]), ["steps", byId("steps").value]];
+    return [...ENDS.map((end) => [end, this.#kept[end].pose]), ["steps", byId("steps").valueAsNumber]];
   }
 
   /** The strip that `query` asks for. */
   describe() {
     const [start, end] = ENDS.map((each) => named(this.#kept[each].label));
-    return `${byId("steps").value} drawings from ${start} to ${end}`;
+    return `${byId("steps").valueAsNumber} drawings from ${start} to ${end}`;
   }
 
   /** `what` is what `describe` said when it was asked for. */

@@ -1,6 +1,8 @@
 /** Pictures as levels from 0 to 1, and back onto a canvas in the slate's colours. */
 
-const sheet = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true }); // for all that is read
+import { sheetOf } from "./dom.js";
+
+const sheet = sheetOf(1, 1).getContext("2d", { willReadFrequently: true }); // for all that is read
 const SLATE = [17, 21, 28];
 const CHALK = [247, 244, 236];
 export const FIRST = [255, 178, 90]; // of two digits on top of each other

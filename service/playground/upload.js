@@ -1,8 +1,11 @@
 /** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name, file)`; image is null where the browser cannot show
  *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`. */
 
+import { blobOf, sheetOf } from "./dom.js";
+
 const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
 const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
+const MOST_PIXELS = 25_000_000; // the same of a picture's area
 const SIDE = 1600;
 const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
 
@@ -15,9 +18,9 @@ export function acceptPictures({ input, slate, take, remark }) {
     const [count, name] = [files.length, file.name || "picture.png"];
     newest = file;
     try {
-      const { image, blob } = await prepared(file);
+      const { image, blob, as } = await prepared(file);
       if (newest !== file) return;
-      take(image, blob, name, saved(file, name, pasted, image));
+      take(image, blob, name, saved(name, as, pasted));
       if (count > 1) remark(`Of these ${count} files the first is on the slate, ${name}: it holds one at a time.`);
     } catch {
       remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
@@ -50,23 +53,34 @@ export function acceptPictures({ input, slate, take, remark }) {
 }
 
 /** The file that a command is to name, and what the user has to do before there is one. */
-function saved(file, name, pasted, image) {
-  if (image && !READ.includes(file.type)) {
-    const jpeg = `${name.replace(/\.\w*$/, "")}.jpg`;
-    return { name: jpeg, note: `The service was sent this as a JPEG: save it as ${jpeg} first.` };
+function saved(name, as, pasted) {
+  if (as?.needed) {
+    const jpeg = `${name.replace(/\.\w*$/, "")}${as.scaled && "-small"}.jpg`;
+    return { name: jpeg, note: `The service was sent this as a JPEG${as.scaled}: save it so as ${jpeg} first.` };
   }
-  return { name, note: pasted ? `This was pasted: save it as ${name} first.` : "" };
+  const first = pasted ? `This was pasted: save it as ${name} first.` : "";
+  return { name, note: as ? `${first} This page sent it as a JPEG${as.scaled}.`.trim() : first };
 }
 
+/** The picture to show, what is sent of it, and `as` where that is not the file itself: whether the service would not take the file,
+ *  and the size where it is another. */
 async function prepared(file) {
-  const image = await createImageBitmap(file).then(small).catch(() => null);
-  if (!image || (file.size <= LARGE && READ.includes(file.type))) return { image, blob: await held(file) };
-  const sheet = new OffscreenCanvas(image.width, image.height);
+  const whole = await createImageBitmap(file).catch(() => null);
+  if (!whole) return { image: null, blob: await held(file) };
+  const { width, height } = whole; // a bitmap that is closed has none
+  const image = await small(whole);
+  const large = width * height > MOST_PIXELS;
+  if (READ.includes(file.type) && file.size <= LARGE && !large) return { image, blob: await held(file) };
+  const sheet = sheetOf(image.width, image.height);
   const context = sheet.getContext("2d");
   context.fillStyle = "white"; // JPEG knows nothing transparent, and ink on nothing is mostly dark
   context.fillRect(0, 0, sheet.width, sheet.height);
   context.drawImage(image, 0, 0);
-  return { image, blob: await sheet.convertToBlob({ type: "image/jpeg", quality: 0.92 }) };
+  const as = {
+    needed: !READ.includes(file.type) || file.size >= MOST || large,
+    scaled: image.width < width ? ` of ${image.width}x${image.height} pixels` : "",
+  };
+  return { image, blob: await blobOf(sheet, "image/jpeg", 0.92), as };
 }
 
 /** Undo remembers pictures, so none may take a hundred megabytes. */

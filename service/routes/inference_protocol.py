@@ -92,6 +92,7 @@ async def metadata(request: Request, name: str) -> Response:
 
 @router.get("/models/{name}/versions/{version}", response_model=V2Model, responses=NAMED)
 async def metadata_of_version(request: Request, name: str, version: str) -> Response:
+    """The same of one version, the one that is served: 404 once another is."""
     return _metadata(_served(request, name, version))
 
 
@@ -113,6 +114,7 @@ async def infer(request: Request, name: str) -> Response:
 
 @infers("/models/{name}/versions/{version}/infer")
 async def infer_version(request: Request, name: str, version: str) -> Response:
+    """The same of one version, the one that is served: 404 once another is."""
     return await _infer(request, partial(_served, request, name, version), {"model_name": name, "model_version": version})
 
 

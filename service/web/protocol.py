@@ -78,6 +78,10 @@ class Protocol(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, ServiceError):  # raised in one of the callbacks below
                     raise error.__context__ from None
+                if isinstance(error, httptools.HttpParserInvalidURLError):
+                    raise MalformedRequest(
+                        "expected an address of ASCII alone; write what else is in it as %C3%A9 for \u00e9"
+                    ) from None
                 raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:

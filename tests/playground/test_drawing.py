@@ -59,6 +59,11 @@ def test_undo_and_clear(with_seven: Page) -> None:
     assert image(page, "drawing") != seven
     page.keyboard.press("Control+z")
     assert image(page, "drawing") == seven
+    draw(page, [[(0.2, 0.9), (0.8, 0.9)]])
+    page.evaluate(
+        "() => document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'я', code: 'KeyZ', ctrlKey: true, bubbles: true}))"
+    )
+    assert image(page, "drawing") == seven  # the same key where letters are Cyrillic
     page.click("#clear")
     expect(page.locator("#verdict")).to_have_text("Nothing yet")
     expect(page.locator("#invitation")).to_be_visible()

@@ -15,6 +15,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -269,19 +270,33 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
 def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path: Path, seven: bytes) -> None:
     (tmp_path / "seven.png").write_bytes(seven)
     with serving(settings(api_key="sesame"), nets) as client:
-        found = [
-            html.unescape(line)
-            for line in re.findall(r"<code>(curl .*?)</code>", client.get("/docs", headers={"X-API-Key": "sesame"}).text)
-        ]
+        client.headers["X-API-Key"] = "sesame"
+        found = [html.unescape(line) for line in re.findall(r"<code>(curl .*?)</code>", client.get("/docs").text)]
+        bodies = _bodies(client.get("/openapi.json").json())
         assert len(found) > 12
         for command in found:
-            if "@request.json" in command:  # whole in openapi.json alone
-                continue
+            if "@request.json" in command:  # it stands in openapi.json
+                (tmp_path / "request.json").write_text(
+                    json.dumps(bodies.pop(command.rsplit(str(client.base_url), 1)[1].strip("'")))
+                )
             line = command.replace("-s ", "-s -o answer -w '%{http_code}' ", 1).replace("-o drawing.png", "")
             told = subprocess.run(
                 ["sh", "-c", line], cwd=tmp_path, env=os.environ | {"KEY": "sesame"}, capture_output=True, text=True
             )
             assert told.stdout == "200", command
+        assert not bodies
+
+
+def _bodies(document: dict[str, Any]) -> dict[str, Any]:
+    """Examples of bodies that are no forms, by the path they are sent to."""
+    found = {}
+    for path, operations in document["paths"].items():
+        post = operations.get("post", {})
+        sent = post.get("requestBody", {}).get("content", {})
+        if sent and "multipart/form-data" not in sent:
+            names = {each["name"]: each["example"] for each in post["parameters"] if each["in"] == "path"}
+            found[path.format(**names)] = sent["application/json"]["example"]
+    return found
 
 
 def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str) -> None:

@@ -128,6 +128,12 @@ def test_what_is_no_request(body):
         read(body)
 
 
+def test_null_is_as_good_as_nothing():
+    asked = request() | {"id": None, "parameters": None, "outputs": [{"name": "b", "parameters": None}]}
+    asked["inputs"][0]["parameters"] = None
+    assert read(asked).outputs == {"b": False}
+
+
 def test_more_json_than_is_good_for_the_others():
     values = [0] * (tensors.MOST_VALUES + 1)
     with pytest.raises(TooLarge, match="binary tensor data"):
