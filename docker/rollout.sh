@@ -14,12 +14,12 @@ project=$(compose config | sed -n 's/^name: //p' | tr -d '"')
 labels=(com.docker.compose.project="$project" com.docker.compose.service=capserve com.docker.compose.oneoff=False)
 replicas() { docker ps --no-trunc --quiet "${labels[@]/#/--filter=label=}" "$@"; }
 
-# Those that somebody stopped go first: `up` would start them again as they were, and they would pass for new.
-mapfile -t stopped < <(replicas --all --filter status=exited --filter status=created)
-[ ${#stopped[@]} = 0 ] || docker rm "${stopped[@]}" >/dev/null
 mapfile -t old < <(replicas)
 count=${#old[@]}
 [ "$count" -gt 0 ] || { echo "no replica of capserve is running: nothing to renew" >&2; exit 1; }
+# Those that somebody stopped go first: `up` would start them again as they were, and they would pass for new.
+mapfile -t stopped < <(replicas --all --filter status=exited --filter status=created)
+[ ${#stopped[@]} = 0 ] || docker rm "${stopped[@]}" >/dev/null
 
 # A key that was exported in the shell that started them need not be in this one, and without it everybody would be let in.
 keys=$(docker inspect --format '{{range .Config.Env}}{{println .}}{{end}}' "${old[@]}" | grep -c '^CAPSERVE_API_KEY=.' || true)

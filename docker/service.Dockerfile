@@ -37,7 +37,8 @@ LABEL org.opencontainers.image.title="capserve" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="${VERSION}" \
       org.opencontainers.image.revision="${REVISION}"
-ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 CAPSERVE_HOST=0.0.0.0 CAPSERVE_MODELS=/models CAPSERVE_LOG_FORMAT=json
+# numpy's OpenBLAS has nothing large to do here; of itself each process would have it keep a thread for every core.
+ENV PATH=/opt/capserve/bin:$PATH PYTHONUNBUFFERED=1 OPENBLAS_NUM_THREADS=1 CAPSERVE_HOST=0.0.0.0 CAPSERVE_MODELS=/models CAPSERVE_LOG_FORMAT=json
 USER 10001:10001
 EXPOSE 8000
 # bash asks, since starting Python costs fifty times as much: of a host that is busy it would make one that looks ill.

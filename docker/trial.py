@@ -89,6 +89,8 @@ class Trial:
             expect("a file in /tmp", "", shell("touch /tmp/file"))
             unwanted = "cc gcc g++ make captrain"
             expect("a compiler, or what trains", "", shell(f"for each in {unwanted}; do command -v $each; done"))
+            counted = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+            expect("threads of a process that imports numpy", "1", shell(f'python -c "{counted}"').strip())
             expect("torch", True, "No module named 'torch'" in shell("python -c 'import torch'"))
             listed = (
                 "from importlib.metadata import distributions as d; print(*(f'{e.name}=={e.version}' for e in d()), sep=chr(10))"

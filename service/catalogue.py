@@ -108,6 +108,7 @@ class Catalogue:
         self._reloading = asyncio.Lock()
         self.default = default(settings, nets)
         self.warm = False
+        self._abandoned = False  # nobody looks after the models any more
         self._ends: float | None = None  # time.monotonic() by which to have drained
         for net in nets.values():
             metrics.describe(net)
@@ -142,6 +143,8 @@ class Catalogue:
     def state(self) -> State:
         if self.draining:
             return "draining"
+        if self._abandoned:
+            return "failing"
         if not self.warm:
             return "warming"
         return "ready" if all(served.sound for served in self) else "failing"
@@ -156,8 +159,8 @@ class Catalogue:
 
     @property
     def alive(self) -> bool:
-        """A restart would help when a model fails again and again."""
-        return not any(served.hopeless for served in self)
+        """A restart would help when a model fails again and again, or nobody looks after them."""
+        return not (self._abandoned or any(served.hopeless for served in self))
 
     async def reload(self) -> dict[str, Change]:
         """Serves what the models folder holds now, without losing a request.
@@ -213,9 +216,15 @@ class Catalogue:
     async def run(self, measure: Callable[[], None]) -> None:
         """Warms every model up, if that is not done, then looks after all until it is cancelled; `measure` is for a scrape that
         meets another worker."""
-        if not self.warm:
-            await self.warm_up()
+        try:
+            if not self.warm:
+                await self.warm_up()
+            await self._look_after_all(measure)
+        except Exception:  # no thread to be had, say; nobody awaits us before the end
+            self._abandoned = True
+            logger.exception("the models cannot be looked after; /healthz asks for a restart")
 
+    async def _look_after_all(self, measure: Callable[[], None]) -> None:
         async def look_round() -> None:
             measure()
             for served in (*self, *self._outgoing):

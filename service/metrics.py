@@ -75,6 +75,7 @@ class Metrics:
             "reason",
         )
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")
+        self.unread_bytes = gauge("unread_bytes", "Bytes of answers in memory that clients do not read.", across="livesum")
 
         self.batch_images = histogram("batch_images", "Images that ran together.", "model", "graph", buckets=IMAGES)
         self.batch_seconds = histogram(

@@ -27,6 +27,7 @@ class Service:
         """Brings those metrics up to date that are states and not events."""
         self.catalogue.measure()
         self.metrics.body_bytes.set(self.bodies.held)
+        self.metrics.unread_bytes.set(self.bodies.unread)
 
 
 def of(request: Request) -> Service:

@@ -26,7 +26,7 @@ CANNOT_START = 2  # exit status of a worker that would fail again, unless somebo
 # The signal itself ends a worker that was so young that it had no handler for it; the last was about to end anyway.
 STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
-TRIES = 5  # deaths at the start, of whatever, after which none is tried again where none ever listened
+TRIES = 5  # deaths and failed starts, of whatever, after which none is tried again where none ever listened
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
 
 Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place from 0 on; sets the last once it listens
@@ -57,9 +57,9 @@ class _Supervisor:
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
         self._listened = self._spawn.RawValue(c_bool, False)  # Value has a lock, which a killed worker could keep
-        self._due: dict[int, float] = {}  # place -> time.monotonic() at which to fill it again
+        self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
         self._pause = SOON
-        self._deaths = 0
+        self._failures = 0
         self._stopping = False
 
     def run(self) -> int:
@@ -69,15 +69,19 @@ class _Supervisor:
         if siblings.reload_on_hangup():
             signal.signal(signal.SIGHUP, self._reload)
             siblings.let_hangups_in()
-        for place in range(self._settings.workers):
-            self._start(place)
+        try:
+            sound = self._watch()
+        finally:  # whatever happens to us, no worker is left behind
+            status = self._end()
+        return status if sound else CANNOT_START
+
+    def _watch(self) -> bool:
+        """Until a signal comes; False when none can start and none ever did."""
         while not self._stopping:
+            if not (self._fill() and self._bury()):
+                return self._stopping
             wait([worker.process.sentinel for worker in self._workers], timeout=0.2)
-            if not self._bury() and not self._stopping:
-                self._end()
-                return CANNOT_START
-            self._replace()
-        return self._end()
+        return True
 
     def _reload(self, *_: object) -> None:
         for worker in list(self._workers):
@@ -95,29 +99,41 @@ class _Supervisor:
         self._workers.append(_Worker(place, process, time.monotonic()))
 
     def _bury(self) -> bool:
-        """Takes the dead out, each to be replaced after a pause; False when none can start and none ever did."""
+        """Takes the dead out, each to be replaced after a pause; False when that is in vain."""
         for worker in [each for each in self._workers if not each.process.is_alive()]:
             self._workers.remove(worker)
             process = worker.process
             mark_process_dead(worker.place)  # type: ignore[no-untyped-call]
-            self._deaths += 1
             if not self._listened.value and process.exitcode == CANNOT_START:
-                return False
-            if not self._listened.value and self._deaths == TRIES:
-                logger.error("worker %s died with status %s, as all did: giving up", process.pid, process.exitcode)
                 return False
             if time.monotonic() - worker.started > LATER:
                 self._pause = SOON
-            if not self._stopping:
-                logger.error("worker %s died with status %s; another in %g s", process.pid, process.exitcode, self._pause)
-            self._due[worker.place] = time.monotonic() + self._pause
-            self._pause = min(2 * self._pause, LATER)
+            if not self._later(worker.place, f"worker {process.pid} died with status {process.exitcode}"):
+                return False
         return True
 
-    def _replace(self) -> None:
+    def _fill(self) -> bool:
+        """Starts who is due; False when that is in vain."""
         for place in [each for each, when in self._due.items() if when <= time.monotonic()]:
             del self._due[place]
-            self._start(place)
+            try:
+                self._start(place)
+            except OSError as error:  # no process to be had, or no memory for one
+                if not self._later(place, f"no worker can be started ({error.strerror})"):
+                    return False
+        return True
+
+    def _later(self, place: int, why: str) -> bool:
+        """Whoever comes to this place comes after a pause; False when nobody need come, since none ever listened."""
+        self._failures += 1
+        if not self._listened.value and self._failures == TRIES:
+            logger.error("%s, as all did: giving up", why)
+            return False
+        if not self._stopping:
+            logger.error("%s; another in %g s", why, self._pause)
+        self._due[place] = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LATER)
+        return True
 
     def _end(self) -> int:
         processes = [worker.process for worker in self._workers]

@@ -1,4 +1,5 @@
-"""How many bytes of requests' bodies are in memory, over all requests: what one may send is limited, and so is the sum."""
+"""How many bytes of requests' bodies are in memory, over all requests, and of answers that nobody has read: what one may send or
+ask for is limited, and so is the sum."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ class Bodies:
     def __init__(self, most: int) -> None:
         self._most = most
         self.held = 0
+        self.unread = 0
 
     def take(self, size: int) -> None:
         self.admit(size)
@@ -17,7 +19,9 @@ class Bodies:
     def release(self, size: int) -> None:
         self.held -= size
 
-    def admit(self, size: int) -> None:
+    def admit(self, size: int = 0) -> None:
         """Raises Busy when that many more would be too many."""
-        if self.held + size > self._most:
-            raise Busy("other requests' bodies fill the memory there is for them; ask again later", "bodies")
+        if self.held + self.unread + size > self._most:
+            raise Busy(
+                "others' bodies, and answers that they do not read, fill the memory there is for them; ask again later", "bodies"
+            )

@@ -59,10 +59,7 @@ class Envelope:
             await send(message)
 
         try:
-            if scope["path"] in OPEN_PATHS or self._knows_key(scope["headers"]):
-                await self._app(scope, receive, stamped)
-            else:
-                await self._key_wanted(scope["headers"])(scope, receive, stamped)
+            await (self._turned_away(scope) or self._app)(scope, receive, stamped)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
@@ -83,6 +80,18 @@ class Envelope:
         if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
             headers.append((b"connection", b"close"))
         return headers
+
+    def _turned_away(self, scope: Scope) -> Response | None:
+        """Without the key; or where memory is short, though this request may bring no body: its answer too may not be read."""
+        if scope["path"] in OPEN_PATHS:
+            return None
+        if not self._knows_key(scope["headers"]):
+            return self._key_wanted(scope["headers"])
+        try:
+            self._bodies.admit()
+        except Busy as error:
+            return self._refusal(error)
+        return None
 
     def _key_wanted(self, headers: list[tuple[bytes, bytes]]) -> Response:
         answer = self._refusal(KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"))

@@ -19,6 +19,7 @@ from service import visits
 from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
 from service.visits import Visit
 from service.web import problems
+from service.web.bodies import Bodies
 from service.web.problems import REFUSED
 
 logger = logging.getLogger(__name__)
@@ -28,16 +29,19 @@ LINGER = 1.0  # seconds in which a client that still sends may read why it was r
 
 
 class Protocol(HttpToolsProtocol):
-    def __init__(self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], **own: Any) -> None:
+    def __init__(
+        self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], bodies: Bodies, **own: Any
+    ) -> None:
         """`patience` is the seconds that a head may take, and in which some of an answer must be read; `count` is told what is
-        refused here, where the app does not see it."""
+        refused here, where the app does not see it, and `bodies` what of answers waits to be read."""
         super().__init__(*uvicorns, **own)
         self.parser = self._new_parser()
-        self._patience, self._count = patience, count
+        self._patience, self._count, self._bodies = patience, count, bodies
         self._head = 0  # bytes since a head was complete, or a part of a body was there
         self._in_head = self._in_body = False
         self._timer: TimerHandle | None = None
         self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
+        self._kept = 0  # bytes of that answer
         self._refused = False
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -158,12 +162,16 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
+        self._kept = self.transport.get_write_buffer_size()
+        self._bodies.unread += self._kept
         self._expect_reader()
 
     def resume_writing(self) -> None:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
+        self._bodies.unread -= self._kept
+        self._kept = 0
         super().resume_writing()
 
     def _expect_reader(self) -> None:

@@ -72,6 +72,14 @@ def test_new_replicas_take_the_place_of_the_old(host: Engine) -> None:
     assert host.containers == NEW | OTHERS
 
 
+def test_where_none_runs_nothing_is_touched(host: Engine) -> None:
+    """Those that ended have the logs that say why."""
+    host.file.write_text(json.dumps({"containers": {"ended": container(None, state="exited")}, "key": None, "health": "healthy"}))
+    status, told = ended(host.rollout())
+    assert (status, "nothing to renew" in told) == (1, True), told
+    assert host.containers == {"ended"}
+
+
 def test_new_ones_that_are_not_ready_go(host: Engine) -> None:
     host.health = "starting"
     host.begin()

@@ -9,6 +9,7 @@ import pytest
 from service.app import create_app
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings, wait_until_ready
+from tests.waiting import until
 
 
 def test_it_lives_and_is_ready(client: httpx.Client) -> None:
@@ -39,6 +40,20 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
             assert "warming" in early.json()["detail"]
         warm.set()
         wait_until_ready(client)
+
+
+def test_where_no_thread_can_be_had_it_asks_for_a_restart(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+    start = threading.Thread.start
+
+    def short_of_threads(thread: threading.Thread) -> None:
+        if thread.name.startswith("runner-"):
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", short_of_threads)
+    with serving(settings(), nets, answers="/") as client:
+        until(lambda: client.get("/healthz").status_code == 503)
+        assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
 
 
 def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from service import app
 from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
@@ -263,6 +264,20 @@ def test_who_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> 
         connection.sendall(inference() + PREDICT)  # whose answer waits for the first one to be read
         until(lambda: samples(client)["capserve_batch_images_sum", "encoder", "tiny"] == PICTURES + 1)
         until(lambda: samples(client)["capserve_body_bytes",] == 0, seconds=3)
+        assert samples(client)["capserve_unread_bytes",] > 1_000_000
+
+
+def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(app, "LARGEST_BODIES", 1)  # so that one answer is more than may be in memory
+    with conftest.serving(conftest.settings(max_body=2_000_000), nets) as client, narrow(client.base_url.port) as unread:
+        unread.sendall(inference())
+        until(lambda: samples(client)["capserve_unread_bytes",] > 2_000_000)
+        for refused in (client.get("/reconstruct"), client.post("/predict", content=DIGIT)):
+            assert (refused.status_code, "answers that they do not read" in refused.json()["detail"]) == (503, True)
+        assert client.get("/healthz").status_code == 200
+        unread.close()
+        until(lambda: samples(client)["capserve_unread_bytes",] == 0)
+        assert client.get("/reconstruct").status_code == 200
 
 
 def test_who_reads_slowly_gets_all(server: Process) -> None:

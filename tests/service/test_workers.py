@@ -112,6 +112,49 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
     assert "Traceback" not in log.read_text()
 
 
+NO_PROCESS_WHERE_TOLD = """
+import errno, os, sys
+from multiprocessing.context import SpawnProcess
+from pathlib import Path
+from service.__main__ import main
+start = SpawnProcess.start
+def start_unless_told(process):
+    if Path(sys.argv[-1]).exists():
+        raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    start(process)
+SpawnProcess.start = start_unless_told
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0"]))
+"""
+
+
+def test_where_no_process_can_be_had_for_a_while_the_others_serve_on(tmp_path: Path) -> None:
+    log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
+    script.write_text(NO_PROCESS_WHERE_TOLD)
+    with launched(log, [sys.executable, str(script), str(told)]) as process:
+        appears(log, "ready: tiny", 2)
+        url = re.findall(r"http://[\d.:]+", log.read_text())[0]
+        told.touch()
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        appears(log, "no worker can be started (Resource temporarily unavailable); another in 1 s")
+        with reaching(url) as client:
+            assert samples(client)["capserve_workers",] == 1
+        told.unlink()
+        appears(log, "ready: tiny", 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+    assert "Traceback" not in log.read_text()
+
+
+def test_where_no_process_can_be_had_at_all_it_ends(tmp_path: Path) -> None:
+    told, script = tmp_path / "told", tmp_path / "server.py"
+    script.write_text(NO_PROCESS_WHERE_TOLD)
+    told.touch()
+    ended = subprocess.run([sys.executable, str(script), str(told)], capture_output=True, text=True, timeout=60)
+    assert ended.returncode == CANNOT_START
+    assert ended.stderr.splitlines()[-1].endswith("(Resource temporarily unavailable), as all did: giving up")
+
+
 def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
     """Whatever they die of: who looks after the service is to hear of it."""
     script = tmp_path / "server.py"
