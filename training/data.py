@@ -22,7 +22,7 @@ from training.errors import DataError, chosen
 from training.sources import FILES, SOURCES, Source, check, file_of, find, unpack
 
 FRAME = (28, 28)  # pixels of MNIST's pictures
-LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink was fitted into a box
+LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
 NAMES = "classes.txt"  # beside the files of a folder
@@ -44,6 +44,10 @@ class Digits:
 
     def __len__(self) -> int:
         return len(self.images)
+
+    def sample(self, most: int) -> Digits:
+        """So many of them, or all, from everywhere: files may be sorted."""
+        return self[torch.linspace(0, len(self) - 1, min(most, len(self))).long()]
 
 
 @dataclass(frozen=True)
@@ -94,12 +98,19 @@ class DataSet:
     @cached_property
     def boxed(self) -> bool:
         """Whether ink was fitted into a box, as MNIST's was: 20 of 28 pixels on its longer side. The service then does so too."""
-        images = self.train.images[:LOOKED_AT]
+        images = self.train.sample(LOOKED_AT).images
         if images.shape[1:] != (1, *FRAME):
             return False
         ink = images[:, 0] > 0
         longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
         return bool((longer == round(BOX[1] * FRAME[0])).float().mean() > BOXED_SHARE)
+
+    @cached_property
+    def dark_on_light(self) -> bool:
+        """Whether most pictures are light at their edges. What training moves in from outside, or lays over them, is not."""
+        images = self.train.sample(LOOKED_AT).images
+        edges = torch.cat([images[..., [0, -1], :].flatten(1), images[..., [0, -1]].flatten(1)], dim=1)
+        return bool(edges.median() > 127)
 
 
 def load(dataset: str, folder: Path | None = None) -> DataSet:

@@ -243,13 +243,13 @@ def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]
 
 
 def calibration_pictures(learn: Digits, settings: Training) -> Tensor:
-    batches = fixed_batches(learn[:CALIBRATION], settings.pairs)
+    batches = fixed_batches(learn.sample(CALIBRATION), settings.pairs)
     return torch.cat([batch.images for batch in batches])
 
 
 def _samples(validation: Digits, settings: Training) -> Iterator[Batch]:
     """Validation pictures as varied as training made them: their poses show what each dimension does."""
-    return fixed_batches(validation[:TURNED], settings.pairs, augment=AUGMENTATIONS[settings.augment])
+    return fixed_batches(validation.sample(TURNED), settings.pairs, augment=AUGMENTATIONS[settings.augment])
 
 
 def measurement(evaluation: Evaluation) -> Measured:

@@ -130,7 +130,7 @@ def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, orig
                 + (
                     f"{owner}'s: pass --data DIR with the right ones"
                     if owner
-                    else "damaged or of another data set; files of your own are --dataset folder"
+                    else "damaged or of another data set; `captrain train --dataset folder` takes files of your own"
                 )
             )
 

@@ -1,7 +1,7 @@
 """The training loop: epochs of steps, a validation after each, a checkpoint that goes on to the same numbers.
 
 Every random choice is drawn from the seed and the step alone, so a resumed run needs no generator state
-and a CPU run repeats bit for bit. Nothing here reads the test set.
+and a CPU run repeats bit for bit with as many threads. Nothing here reads the test set.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     run = Run(start, data, out, place)  # first: of settings that mean nothing no folder is left
     place.wait()  # all have looked before the leader writes
     out.mkdir(parents=True, exist_ok=True)
+    if place.leads and data.dark_on_light:
+        print(f"the pictures in {data.folder} look dark on light: what training moves in from outside is 0, so store 255 - x")
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
+        _write_history(start.history, out)  # whoever killed it behind its last checkpoint left a row out
     elif (here := hardware(place.device, place.world)) not in start.hardware.split(THEN):
         start.hardware = THEN.join(filter(None, (start.hardware, here)))
     with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):

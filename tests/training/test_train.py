@@ -17,10 +17,11 @@ import torch
 from service.manifest import MANIFEST
 from training import checkpoint
 from training.config import PRESETS, Config
-from training.data import DataSet
+from training.data import DataSet, Digits
 from training.devices import Place
 from training.errors import CheckpointError, DataError, DivergedError, SettingError, StoppedError, UnknownNameError
 from training.evaluate import Evaluation
+from training.export import export
 from training.losses import margin
 from training.networks import Network
 from training.schedules import SCHEDULES
@@ -252,6 +253,62 @@ def test_the_first_step_is_adam_on_the_papers_loss(data: DataSet, tmp_path: Path
     for key, weights in network.state_dict().items():  # Adam's first step is the gradient's sign: rounding may turn a few
         near = (done.network[key].float() - weights.float()).abs() < 1e-3
         assert float(near.float().mean()) > 0.98
+
+
+class Sealed:
+    """In place of the test digits: whoever looks at it fails."""
+
+    def __getattr__(self, name: str) -> None:
+        raise AssertionError("the test digits were read")
+
+
+def test_training_and_export_read_no_test_digit(data: DataSet, tmp_path: Path) -> None:
+    sealed = replace(data, test=Sealed())  # type: ignore[arg-type]
+    done = train(config(epochs=1, validation=70), sealed, tmp_path / "run", CPU)
+    made = export(done, sealed, tmp_path / "mine", quantised=True, say=lambda _: None)
+    assert {each.error.count for each in made.manifest.metrics.validation.values()} == {70}
+
+
+def test_files_sorted_by_class_are_exported_too(data: DataSet, tmp_path: Path) -> None:
+    """Pairs are of different classes, and the first thousand digits here are all of one."""
+    repeated = data.train[torch.arange(len(data.train)).repeat_interleave(30)]
+    ordered = repeated.labels[:-600].argsort(stable=True)
+    learn = Digits(
+        torch.cat([repeated.images[ordered], repeated.images[-600:]]),
+        torch.cat([repeated.labels[ordered], repeated.labels[-600:]]),
+    )
+    done = train(
+        config(epochs=1, batch_size=1000, validation=600, pairs="overlapping"), replace(data, train=learn), tmp_path / "run", CPU
+    )
+    assert (
+        export(done, replace(data, train=learn), tmp_path / "mine", quantised=True, say=lambda _: None).manifest.max_objects == 2
+    )
+
+
+def test_dark_ink_is_told(data: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    inverted = replace(data, train=replace(data.train, images=255 - data.train.images))
+    for each, told in ((data, False), (inverted, True)):
+        train(config(epochs=1), each, tmp_path / str(told), CPU)
+        assert ("look dark on light" in capsys.readouterr().out) == told
+
+
+def test_a_history_that_a_kill_left_short_is_whole_again(finished: Path, data: DataSet, tmp_path: Path) -> None:
+    run = Path(shutil.copytree(finished, tmp_path / "run"))
+    whole = (run / "history.csv").read_text()
+    (run / "history.csv").write_text(whole.rpartition("\n2,")[0])
+    train(config(), data, run, CPU, resume=True)
+    assert (run / "history.csv").read_text() == whole
+
+
+def test_the_average_follows_each_step(data: DataSet, tmp_path: Path) -> None:
+    settings = config(epochs=1, batch_size=340, schedule="constant", precision="fp32", ema=0.9)
+    torch.manual_seed(settings.training.seed)
+    before = Network(settings.network).state_dict()
+    done = train(settings, data, tmp_path, CPU)
+    for key, weights in before.items():
+        if weights.is_floating_point():  # at the first step the decay is a tenth
+            expected = 0.1 * weights.float() + 0.9 * done.network[key].float()
+            torch.testing.assert_close(done.average[key].float(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(data: DataSet, tmp_path: Path) -> None:
