@@ -63,6 +63,14 @@ def test_replicas_are_reached_through_one_port() -> None:
     assert "listen 8080;" in (ROOT / "docker/nginx/nginx.conf").read_text()
 
 
+def test_who_looks_after_it_is_not_published_and_lets_nobody_in() -> None:
+    found = services(REPLICAS)
+    for name in ("prometheus", "grafana"):
+        assert {port["host_ip"] for port in found[name]["ports"]} == {"127.0.0.1"}, name
+    assert found["grafana"]["environment"]["GF_AUTH_ANONYMOUS_ORG_ROLE"] == "Viewer"
+    assert found["grafana"]["environment"]["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
+
+
 def test_their_number_needs_no_word_to_each_up() -> None:
     assert services(REPLICAS)["capserve"]["deploy"]["replicas"] == 2
     assert "replicas" not in services(CPU)["capserve"]["deploy"]
@@ -75,6 +83,8 @@ def test_bodies_cannot_fill_the_proxys_memory() -> None:
     assert room < int(proxy["deploy"]["resources"]["limits"]["memory"])
     (largest,) = re.findall(r"client_max_body_size (\d+)m;", (ROOT / "docker/nginx/nginx.conf").read_text())
     assert Settings.model_fields["max_body"].default < int(largest) << 20 < room
+    (most,) = re.findall(r"limit_conn large_bodies (\d+);", (ROOT / "docker/nginx/nginx.conf").read_text())
+    assert int(most) * (int(largest) << 20) < room  # and of one address they leave some for others
 
 
 @pytest.mark.parametrize("files", [PLAIN, CPU, REPLICAS], ids=["gpu", "cpu", "replicas"])

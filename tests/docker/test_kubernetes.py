@@ -158,6 +158,7 @@ class TestBuilt:
         paths = create_app(settings()).openapi()["paths"].keys()
         probes = [container[f"{kind}Probe"]["httpGet"] for kind in ("startup", "readiness", "liveness")]
         assert {probe["port"] for probe in probes} == {port["name"]}
+        assert [probe["path"] for probe in probes] == ["/readyz", "/readyz", "/healthz"]
         assert {probe["path"] for probe in probes} | {scraped["path"]} <= paths
 
     def test_the_environment_is_settings(self, name: str) -> None:
@@ -167,6 +168,7 @@ class TestBuilt:
         assert given.keys() <= Settings.model_fields.keys()
         chosen = Settings.model_validate(values)
         assert pod(built(name))["terminationGracePeriodSeconds"] >= chosen.linger + chosen.drain + MARGIN
+        assert chosen.linger > 1  # seconds, in which endpoints forget a pod that is not ready any more
         assert chosen.device == {"base": "cpu", "gpu": "cuda"}[name]
 
     def test_pods_may_do_nothing_but_serve(self, name: str) -> None:

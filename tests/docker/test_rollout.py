@@ -51,8 +51,15 @@ class Engine:
 
     @property
     def containers(self) -> set[str]:
+        return set(self._read())
+
+    @property
+    def running(self) -> set[str]:
+        return {name for name, each in self._read().items() if each["state"] == "running"}
+
+    def _read(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(self.file.read_text())["containers"]
-        return set(found)
+        return found
 
 
 @pytest.fixture
@@ -86,6 +93,7 @@ def test_new_ones_that_are_not_ready_go(host: Engine) -> None:
     status, told = ended(host.rollout())
     assert (status, "did not become ready" in told) == (1, True), told
     assert host.containers == OLD | OTHERS
+    assert host.running == OLD | {"check"}
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
@@ -101,6 +109,7 @@ def test_an_interrupted_one_leaves_what_there_was(host: Engine, number: signal.S
     status, told = ended(rollout)
     assert status == 128 + number, told
     assert host.containers == OLD | OTHERS
+    assert host.running == OLD | {"check"}
 
 
 def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
@@ -109,6 +118,7 @@ def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
     assert (status, ".env" in told) == (1, True), told
     assert "secret" not in told
     assert host.containers == OLD | OTHERS
+    assert host.running == OLD | {"check"}
 
 
 @pytest.mark.parametrize(("before", "after"), [("secret", "another"), ("secret", ""), (None, "secret")])

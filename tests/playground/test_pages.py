@@ -42,15 +42,28 @@ def test_the_page_and_all_it_loads_are_light() -> None:
 def test_files_have_a_type_a_policy_and_an_etag(client: httpx.Client, path: str, kind: str) -> None:
     answer = client.get(path)
     assert (answer.status_code, answer.headers["Content-Type"]) == (200, kind)
-    policy = answer.headers["Content-Security-Policy"]
-    assert "default-src 'none'" in policy
-    assert "unsafe" not in policy
+    assert _policy(answer) == {
+        **dict.fromkeys(("default-src", "form-action", "base-uri", "frame-ancestors"), {"'none'"}),
+        **dict.fromkeys(("script-src", "style-src", "connect-src"), {"'self'"}),
+        "img-src": {"'self'", "blob:"},
+    }
     assert answer.headers["X-Content-Type-Options"] == "nosniff"
     known = client.get(path, headers={"If-None-Match": f'"other", W/{answer.headers["ETag"]}'})
     assert (known.status_code, known.content) == (304, b"")
     head = client.head(path)
     assert (head.status_code, head.content) == (200, b"")
     assert head.headers["ETag"] == answer.headers["ETag"]
+
+
+def _policy(answer: httpx.Response) -> dict[str, set[str]]:
+    directives = [each.split() for each in answer.headers["Content-Security-Policy"].split(";")]
+    return {name: set(sources) for name, *sources in directives}
+
+
+def test_no_other_page_may_read_what_is_answered(client: httpx.Client) -> None:
+    for path in ("/", "/models", "/reconstruct?label=7", "/nowhere"):
+        headers = client.get(path, headers={"Origin": "https://elsewhere.example"}).headers
+        assert not [name for name in headers if name.startswith("access-control-")], path
 
 
 def test_nothing_is_inline_and_nothing_comes_from_elsewhere(client: httpx.Client) -> None:

@@ -97,8 +97,9 @@ def test_it_is_bounded() -> None:
         crew, free = Crew(1, most=2, deadline=10), threading.Event()
         two = [asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic())) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="2 pictures wait"):
+        with pytest.raises(Busy, match="2 pictures wait") as refused:
             await crew.do(lambda: None, time.monotonic())
+        assert refused.value.reason == "crew"  # as alerts know it
         free.set()
         await asyncio.gather(*two)
         crew.close()
@@ -106,9 +107,15 @@ def test_it_is_bounded() -> None:
     asyncio.run(crowd())
 
 
-def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet]) -> None:
-    """Each takes hundreds of MB."""
-    service: Service = create_app(settings(threads=32), nets).state.service
+@pytest.mark.parametrize(("workers", "most"), [(1, 4), (2, 2), (8, 1)])
+def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet], workers: int, most: int) -> None:
+    """Each takes hundreds of MB, and all workers have one memory."""
+    service: Service = create_app(settings(threads=32, workers=workers), nets).state.service
+    bodies = 16 // workers * service.settings.max_body
+    service.bodies.admit(bodies)
+    with pytest.raises(Busy) as refused:
+        service.bodies.admit(bodies + 1)
+    assert refused.value.reason == "bodies"  # as alerts know it
     lock, counts = threading.Lock(), {"now": 0, "most": 0}
 
     def decode() -> None:
@@ -124,4 +131,4 @@ def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str
         service.crew.close()
 
     asyncio.run(crowd())
-    assert counts == {"now": 0, "most": 4}
+    assert counts == {"now": 0, "most": most}

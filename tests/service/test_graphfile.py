@@ -40,10 +40,32 @@ def constant(tensor: TensorProto) -> onnx.NodeProto:
     return helper.make_node("Constant", [], ["w"], value=tensor)
 
 
-def sparse(tensor: TensorProto) -> bytes:
-    made = graph()
-    made.sparse_initializer.add(values=tensor, indices=numpy_helper.from_array(np.arange(4)), dims=[4])
-    return model(made)
+def sparse(**parts: TensorProto) -> onnx.SparseTensorProto:
+    here = {"values": numpy_helper.from_array(VALUES), "indices": numpy_helper.from_array(np.arange(4))}
+    return onnx.SparseTensorProto(**(here | parts), dims=[4])
+
+
+def initializer(made: onnx.SparseTensorProto) -> bytes:
+    whole = graph()
+    whole.sparse_initializer.append(made)
+    return model(whole)
+
+
+def attribute(**values: object) -> bytes:
+    return model(graph(onnx.NodeProto(op_type="Any", attribute=[onnx.AttributeProto(name="a", **values)])))
+
+
+def default(tensor: TensorProto) -> bytes:
+    """Of a function's attribute."""
+    made = helper.make_function("d", "f", [], ["w"], [], [])
+    made.attribute_proto.add(name="a", type=onnx.AttributeProto.TENSOR, t=tensor)
+    return model(graph(), made)
+
+
+def trained(tensor: TensorProto, part: str) -> bytes:
+    made = onnx.ModelProto.FromString(model(graph()))
+    getattr(made.training_info.add(), part).CopyFrom(graph(weights=(tensor,)))
+    return bytes(made.SerializeToString())
 
 
 PLACES: dict[str, Callable[[TensorProto], bytes]] = {
@@ -51,7 +73,15 @@ PLACES: dict[str, Callable[[TensorProto], bytes]] = {
     "constant": lambda tensor: model(graph(constant(tensor))),
     "branch": lambda tensor: model(graph(helper.make_node("If", ["c"], ["w"], then_branch=graph(constant(tensor))))),
     "function": lambda tensor: model(graph(), helper.make_function("d", "f", [], ["w"], [constant(tensor)], [])),
-    "sparse": sparse,
+    "sparse values": lambda tensor: initializer(sparse(values=tensor)),
+    "sparse indices": lambda tensor: initializer(sparse(indices=tensor)),
+    "sparse attribute": lambda tensor: attribute(sparse_tensor=sparse(values=tensor)),
+    "sparse attributes": lambda tensor: attribute(sparse_tensors=[sparse(), sparse(values=tensor)]),
+    "attributes": lambda tensor: attribute(tensors=[tensor]),
+    "graphs": lambda tensor: attribute(graphs=[graph(constant(tensor))]),
+    "function's default": default,
+    "training, first": lambda tensor: trained(tensor, "initialization"),
+    "training": lambda tensor: trained(tensor, "algorithm"),
 }
 
 

@@ -9,6 +9,7 @@ import pytest
 from service.app import create_app
 from service.engine import CapsNet
 from tests.service.conftest import serving, settings, wait_until_ready
+from tests.service.test_metrics import samples
 from tests.waiting import until
 
 
@@ -38,6 +39,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
             assert early.status_code == 503
             assert early.headers["Retry-After"] == "1"
             assert "warming" in early.json()["detail"]
+        assert samples(client)["capserve_rejections_total", "warming"] == 4  # as alerts know it
         warm.set()
         wait_until_ready(client)
 

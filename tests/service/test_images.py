@@ -222,6 +222,7 @@ def vast(side: int) -> dict[str, bytes]:
     bits = (side - 1) | (side - 1) << 14
     vp8x = b"VP8X" + struct.pack("<II", 10, 0) + (side - 1).to_bytes(3, "little") * 2
     bitmap = struct.pack("<2sIHHIIiiHHIIiiII", b"BM", 1000, 0, 0, 54, 40, side, side, 1, 24, 0, 0, 0, 0, 0, 0)
+    lossy = struct.pack("<HH", side, side)
     jpeg = drawings.encoded(Image.new("L", (8, 8)), "JPEG")
     frame = jpeg.index(b"\xff\xc0") + 5
     return {
@@ -229,6 +230,7 @@ def vast(side: int) -> dict[str, bytes]:
         "jpeg": jpeg[:frame] + struct.pack(">HH", side, side) + jpeg[frame + 4 :],
         "webp": b"RIFF" + struct.pack("<I", 22) + b"WEBP" + vp8x,
         "webp, lossless": b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8L" + struct.pack("<IB", 10, 0x2F) + struct.pack("<I", bits),
+        "webp, lossy": b"RIFF" + struct.pack("<I", 22) + b"WEBPVP8 " + struct.pack("<I", 10) + b"\x10\0\0\x9d\x01\x2a" + lossy,
         "bmp": bitmap + bytes(100),
     }
 

@@ -141,7 +141,6 @@ def test_two_apps_in_a_process_count_for_themselves(nets: dict[str, CapsNet], cl
         assert ("capserve_requests_total", "/predict", "200") not in samples(other)
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus package) is not installed")
 def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: bytes) -> None:
     """PROMETHEUS_MULTIPROC_DIR is in the environment where another server of the same container has it."""
     with started(tmp_path / "log", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "nowhere")) as (_, url), reaching(url) as client:
@@ -149,6 +148,7 @@ def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: by
         assert samples(client)["capserve_requests_total", "/predict", "200"] == 1
 
 
+@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus package) is not installed")
 def test_promtool_has_nothing_to_say(client: httpx.Client) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=client.get("/metrics").content, capture_output=True)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")

@@ -48,6 +48,12 @@ def keyed(folder: Path) -> Iterator[httpx.Client]:
         yield client
 
 
+def test_folders_that_are_put_aside_are_not_looked_into(folder: Path, keyed: httpx.Client) -> None:
+    for aside in ("_before", ".old"):
+        shutil.copytree(folder / "tiny", folder / aside)
+    assert reloaded(keyed) == {"tiny": "unchanged"}
+
+
 def versions(client: httpx.Client) -> dict[str, str]:
     return {each["name"]: each["version"] for each in client.get("/models").json()["models"]}
 
