@@ -157,4 +157,5 @@ def _begin(settings: Settings, at_once: bool) -> None:
     signal.signal(siblings.SPREAD, signal.SIG_IGN)  # for a supervisor, which has its own handler: others would be ended by it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which a worker has waiting since it began
     logs.configure(settings.log_format, settings.log_level)

@@ -115,7 +115,11 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
         if manifest_of(made.folder) != made.manifest:
             raise BundleError(f"{made.folder}: another bundle took its place while it was opened; load it again")
         net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
-        return replace(net, replay=bundle.check_replay(made, variant, net.classify, net.reconstruct))
+        replay = bundle.check_replay(made, variant, net.classify, net.reconstruct)
+        blank = np.zeros((1, *made.manifest.image_shape), np.float32)
+        if not all(np.isfinite(each).all() for each in net.classify(blank)):  # a squash that divides by a length of 0, say
+            raise BundleError(f"{made.folder}: expected numbers for a blank picture, found some that are none")
+        return replace(net, replay=replay)
     except (BundleError, StartError):
         raise
     except Exception as error:  # whatever the runtime throws while it runs a graph that it could open

@@ -7,6 +7,7 @@ becomes one of our errors. Pixels are decoded once the limit is known to hold.
 
 from __future__ import annotations
 
+import re
 import struct
 import warnings
 import zlib
@@ -44,7 +45,8 @@ BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 # Pillow warns of odd metadata, which we do not use. Once for the process: catch_warnings is not for several threads.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-START_OF_SCAN = b"\xff\xda"  # in a JPEG's compressed data itself 0xff is always followed by 0x00
+MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
+START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
@@ -78,7 +80,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
     with _damage_is_the_senders(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
-        if form is JPEG and data.count(START_OF_SCAN) > MOST_SCANS:
+        if form is JPEG and _scans(data) > MOST_SCANS:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
@@ -90,7 +92,10 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         if form is JPEG and not whole:
             picture.draft(None, DRAFT)
         picture.load()
-        return picture if turn is None else picture.transpose(turn)
+        upright = picture if turn is None else picture.transpose(turn)
+        if upright.mode != "P":
+            return upright
+        return upright.convert("RGBA" if "transparency" in upright.info else "RGB")  # where what is wrong with it is the sender's
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:
@@ -186,6 +191,17 @@ def _webp_size(data: bytes) -> tuple[int, int]:
         bits = int.from_bytes(data[21:25], "little")
         return 1 + (bits & 0x3FFF), 1 + (bits >> 14 & 0x3FFF)
     return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
+
+
+def _scans(data: bytes) -> int:
+    """Of a JPEG, up to its end, behind which telephones put films; beyond MOST_SCANS it does not matter how many."""
+    count, at = 0, 0
+    while count <= MOST_SCANS and (found := MARKER.search(data, at)) and found[1][0] != END_OF_IMAGE:
+        count += found[1][0] == START_OF_SCAN
+        at = found.end()
+        if found[1][0] != START_OF_IMAGE:
+            at += int.from_bytes(data[at : at + 2])  # what the marker is of, but for the data of a scan
+    return count
 
 
 def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:

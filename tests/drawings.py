@@ -280,6 +280,34 @@ def _dark_edges(mask: Mask, rng: np.random.Generator) -> Image.Image:
     return Image.fromarray((np.clip(np.where(lid, 0.05, levels), 0, 1) * 255).astype(np.uint8))
 
 
+def _corner(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """Of a page that runs out of the picture on two sides; on the others there is a desk."""
+    desk = [(int(wide), 0)[:: rng.choice([-1, 1])] for wide in rng.integers(len(mask) // 10, len(mask) // 3, size=2)]
+    page = margins(mask, round(1.25 * len(mask)), *rng.uniform(0.2, 0.8, size=2))
+    levels = np.pad(0.9 - 0.75 * page, desk, constant_values=rng.uniform(0.1, 0.4))
+    return jpeg(grey(np.zeros(levels.shape), 0, levels + rng.normal(0, 0.015, levels.shape)), 80)
+
+
+def _barred(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """A picture of a page as a telephone shows it: black above and below."""
+    page = margins(mask, round(1.25 * len(mask)), *rng.uniform(0.2, 0.8, size=2))
+    levels = np.pad(0.9 - 0.8 * page, ((int(rng.integers(len(mask) // 5, len(mask))),) * 2, (0, 0)))
+    return grey(np.zeros(levels.shape), 0, levels)
+
+
+def _on_a_disc(disc: Colour, around: Colour, ink: Colour) -> Style:
+    """A badge, a ball, a coaster."""
+
+    def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
+        written = np.pad(mask, round(rng.uniform(0.25, 0.5) * len(mask)))
+        y, x = np.mgrid[-1 : 1 : len(written) * 1j, -1 : 1 : len(written) * 1j]
+        covered = np.pad(np.clip((0.97 - np.hypot(x, y)) * len(written) / 2, 0, 1), len(written) // 8)
+        levels = np.asarray(painted(covered, disc, around), np.float64) / 255
+        return painted(np.pad(written, len(written) // 8), ink, levels)
+
+    return picture
+
+
 STYLES: dict[str, Style] = {
     "black on white": lambda mask, rng: grey(mask, 0.0, 1.0),
     "white on black": lambda mask, rng: grey(mask, 1.0, 0.0),
@@ -301,6 +329,7 @@ STYLES: dict[str, Style] = {
     "black on transparent": lambda mask, rng: with_alpha(mask, (0, 0, 0)),
     "white on transparent": lambda mask, rng: with_alpha(mask, (1, 1, 1)),
     "red on transparent": lambda mask, rng: with_alpha(mask, (0.9, 0.1, 0.1)),
+    "a highlighter's, on transparent": lambda mask, rng: with_alpha(0.4 * mask, (0.1, 0.4, 0.1)),
     "palette": lambda mask, rng: painted(mask, (0.6, 0.0, 0.4), (0.9, 0.95, 1.0)).quantize(16),
     "16 bits": _sixteen_bits,
     "16 bits, few of them used": _few_bits,
@@ -310,6 +339,10 @@ STYLES: dict[str, Style] = {
     "a yellow note on a white table": _lying((0.98, 0.9, 0.35), (0.97, 0.97, 0.97), (0.1, 0.1, 0.3)),
     "grey paper on black, written in white": _lying((0.6, 0.6, 0.6), (0.05, 0.05, 0.05), (0.95, 0.95, 0.95)),
     "dark edges": _dark_edges,
+    "a corner of a page": _corner,
+    "between black bars": _barred,
+    "on a badge": _on_a_disc((0.78, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
+    "on a coaster": _on_a_disc((0.94, 0.94, 0.92), (0.43, 0.31, 0.2), (0.08, 0.08, 0.24)),
     "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
     "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
     "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),

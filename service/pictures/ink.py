@@ -23,6 +23,7 @@ LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
 CLOSEST = 4 * LARGEST  # the same, where only a part of it is looked at
 ENOUGH = 60  # pixels of ink's longer side with which nothing is gained by a closer look
 AROUND = 0.5  # of ink's longer side: the paper beside it that is looked at with it
+HOT = 8  # pixels of a sensor that may be brighter than all that it sees
 PALEST = 0.15  # of the ink's strength: what departs by less is paper
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
@@ -104,12 +105,14 @@ def _colours(picture: Image.Image, largest: int) -> Array:
 def _eight_bits(picture: Image.Image) -> Image.Image:
     """A picture of up to 16 bits, as bright as it goes: many instruments fill 10 or 12 bits of them."""
     levels = np.clip(np.asarray(picture), 0, 65535)
-    return Image.fromarray((levels * np.float32(255 / max(1, int(levels.max())))).astype(np.uint8))
+    brightest = -1 - min(HOT, levels.size // 100)
+    top = int(np.partition(levels, brightest, axis=None)[brightest])
+    return Image.fromarray(np.clip(levels * np.float32(255 / max(1, top)), 0, 255).astype(np.uint8))
 
 
 def _on_paper(colours: Array, alpha: Array) -> Array:
     """Transparent parts get the colour that shows best what is not: see-through drawings come in black and in white."""
-    there = alpha[..., 0] > 0.5
+    there = alpha[..., 0] > 0.5 * float(alpha.max())  # a highlighter's ink is nowhere solid
     solid = colours[there]
     if not len(solid):
         return np.ones_like(colours)

@@ -1,7 +1,7 @@
 """Where the sheet lies in a picture that shows more than the sheet: a desk around it, or a scanner's dark edge. Knows no digits.
 
-A sheet is one blot, light or dark, that nearly fills a rectangle and encloses what is written on it: as a hole, where the
-ink is as the desk is, or else as a part of the blot that differs from the rest.
+A sheet is one blot, light or dark, that nearly fills a rectangle or is a disc, and encloses what is written on it: as a hole,
+where the ink is as the desk is, or else as a part of the blot that differs from the rest.
 """
 
 from __future__ import annotations
@@ -20,14 +20,19 @@ from service.pictures.levels import ascending, lightness, median, otsu
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
 APART = 0.1  # of full scale: what differs by less is one thing, and its halves are noise
-MOST = 0.75  # of the picture: what has much of its border must have so much of it all, or it is a sheet's part in the light
+MOST = 0.75  # of the picture: what has much of its border and less of it all may be a sheet's part in the light
+UNEVEN = 0.2  # of the step from a sheet to what is beside it: a shadow's edge is softer, and with ink that lies across it harder
 FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
+ROUND, SQUARE = 0.74, 1.18  # of a disc: how much of its rectangle it fills, and how much longer one side of that is at most
 WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; more is the inside of a digit that is bold
+BARE = 0.65  # of the sheet: less is what encloses the inside of a digit as well
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
 TURNS = np.radians(np.arange(-45, 45, 1.5))
+LEVEL = int(np.abs(TURNS).argmin())
 ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
 ACROSS = np.column_stack([-np.sin(TURNS), np.cos(TURNS)])
 EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
+RIM = 0.15  # of a disc's: what is left of it is the square inside
 
 
 def sheet_of(colours: Array) -> Array | None:
@@ -65,22 +70,37 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     sizes[0] = 0
     largest = int(sizes.argmax())
     blot = blots == largest
-    if sizes[largest] < SMALLEST * mask.size or _box(blot).full < FULL * (1 - WRITTEN[1]):
+    if sizes[largest] < SMALLEST * mask.size or not _shaped(blot, BARE):
         return None
     around = np.ones((blot.shape[0] + 2, blot.shape[1] + 2), bool)
     around[1:-1, 1:-1] = ~blot
     outside = components(around)
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
-    if whole.mean() < MOST and edge(whole).mean() > 1 - MOST:
+    if whole.mean() < MOST and edge(whole).mean() > 1 - MOST and not _runs_out(whole, light):
         return None
     if edge(whole).any() and whole[[0, 0, -1, -1], [0, -1, 0, -1]].all():
         return None  # a desk beside a sheet is seen in a corner; what else is at the border is ink that touches it
-    written = 1 - sizes[largest] / whole.sum()
+    written = (whole & ~mask).sum() / whole.sum()
     if written <= WRITTEN[0]:
         written = _inked(light[~grown(~whole)]) / whole.sum()
         if not WRITTEN[0] < written < WRITTEN[1]:  # too little to be seen from here, or else a lamp parts the sheet into two
-            return whole if _on_a_desk(whole, light) and _box(whole).full > FULL else None
-    return whole if written < WRITTEN[1] and _box(whole).full > FULL else None
+            return whole if _on_a_desk(whole, light) and _shaped(whole) else None
+    return whole if written < WRITTEN[1] and _shaped(whole) else None
+
+
+def _shaped(blot: Mask, bare: float = 1.0) -> bool:
+    """Whether it is a rectangle, or a disc that lies in the picture whole; `bare` is the share of one that must be there."""
+    box = _box(blot)
+    return box.full > FULL * bare or (box.square and box.full > ROUND * bare and not edge(blot).any())
+
+
+def _runs_out(whole: Mask, light: Array) -> bool:
+    """Whether it is a sheet of which the picture shows a part, and not that part of one which is in the light."""
+    beside = light[~grown(whole)]
+    if not beside.size or _inked(beside) > WRITTEN[0] * light.size:
+        return False
+    apart = abs(median(light[whole]) - median(beside))
+    return abs(_step(whole, light) - apart) < UNEVEN * apart
 
 
 def _on_a_desk(whole: Mask, light: Array) -> bool:
@@ -104,8 +124,13 @@ def _inked(light: Array) -> int:
 
 def _ends_sharply(whole: Mask, light: Array) -> bool:
     """A desk begins where the sheet ends; a lamp's light fades."""
+    return _step(whole, light) > APART
+
+
+def _step(whole: Mask, light: Array) -> float:
+    """How much lighter or darker it is just inside than just outside."""
     inside, outside = light[grown(~whole) & whole], light[grown(whole) & ~whole]
-    return abs(median(inside) - median(outside)) > APART
+    return float(abs(median(inside) - median(outside)))
 
 
 class _Box(NamedTuple):
@@ -118,6 +143,15 @@ class _Box(NamedTuple):
     bottom: float
     full: float
 
+    @property
+    def square(self) -> bool:
+        sides = self.right - self.left, self.bottom - self.top
+        return max(sides) < SQUARE * min(sides)
+
+    @property
+    def a_discs(self) -> bool:
+        return self.square and self.full <= FULL
+
 
 def _box(whole: Mask) -> _Box:
     rows = np.flatnonzero(whole.any(axis=1))
@@ -129,15 +163,19 @@ def _box(whole: Mask) -> _Box:
         for extreme in (np.min, np.max)
     )
     areas = (high - low).prod(axis=0)
-    best = int(areas.argmin())
-    (left, top), (right, bottom) = low[:, best].tolist(), high[:, best].tolist()
-    return _Box(float(TURNS[best]), left, right, top, bottom, float(whole.sum() / areas[best]))
+
+    def turned(by: int) -> _Box:
+        (left, top), (right, bottom) = low[:, by].tolist(), high[:, by].tolist()
+        return _Box(float(TURNS[by]), left, right, top, bottom, float(whole.sum() / areas[by]))
+
+    smallest = turned(int(areas.argmin()))
+    return turned(LEVEL) if smallest.a_discs else smallest  # a disc does not tell how it lies
 
 
 def _upright(colours: Array, whole: Mask, step: int) -> Array:
     """The sheet turned to lie straight, less its edge."""
     box = _box(whole)
-    margin = EDGE * max(box.right - box.left, box.bottom - box.top)
+    margin = (RIM if box.a_discs else EDGE) * max(box.right - box.left, box.bottom - box.top)
     width, height = (
         max(1, round((end - start - 2 * margin) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))
     )

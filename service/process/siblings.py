@@ -37,9 +37,9 @@ def let_hangups_in() -> None:
 
 
 @contextmanager
-def hangups_blocked() -> Iterator[None]:
-    """A child that is started inside has them wait until its own hold_hangups; so do we, for a moment."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+def signals_blocked() -> Iterator[None]:
+    """A child that is started inside has those of a terminal wait until it can take them; so do we, for a moment."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP, signal.SIGINT})
     try:
         yield
     finally:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from ctypes import c_bool
 from dataclasses import dataclass
+from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
 
@@ -69,6 +70,7 @@ class _Supervisor:
         if siblings.reload_on_hangup():
             signal.signal(signal.SIGHUP, self._reload)
             siblings.let_hangups_in()
+        resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
         try:
             sound = self._watch()
         finally:  # whatever happens to us, no worker is left behind
@@ -94,7 +96,7 @@ class _Supervisor:
 
     def _start(self, place: int) -> None:
         process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._listened))
-        with siblings.hangups_blocked():
+        with siblings.signals_blocked():
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic()))
 

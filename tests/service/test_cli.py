@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import time
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +19,7 @@ import pytest
 from tests.service.bundles import external
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
 from tests.service.launching import CAPSERVE, run, started
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -132,6 +134,21 @@ def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(verb: str, tmp_p
         process.send_signal(signal.SIGINT)
         assert process.communicate(timeout=10) == (b"", b"")
     assert process.returncode == -signal.SIGINT
+
+
+def test_ctrl_c_while_workers_import_says_nothing_of_them(tmp_path: Path) -> None:
+    """A terminal sends it to all of them."""
+    (tmp_path / "onnxruntime.py").write_text("import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(1)")
+    log, environment = tmp_path / "log", {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "PYTHONPATH": str(tmp_path)}
+    for pause in (0.0, 0.3, 0.6):  # the earlier, the less of a worker is there
+        with log.open("wb") as output:
+            command = [*CAPSERVE, "serve", "--port", "0", "--workers", "2"]
+            process = subprocess.Popen(command, stderr=output, env=environment, start_new_session=True)
+        until(lambda: "2 workers on" in log.read_text())
+        time.sleep(pause)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(20) == 0
+        assert "Traceback" not in log.read_text()
 
 
 def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_it(tmp_path: Path) -> None:

@@ -156,6 +156,20 @@ def _drawn(net: CapsNet, count: int) -> Array:
     return np.sum(drawings, axis=0).clip(max=1)
 
 
+def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A squash that divides by a length of 0: its own example shows nothing of it, and JSON has no NaN."""
+    run = sessions.CpuSession.run
+
+    def dividing(session: sessions.CpuSession, *inputs: Array) -> list[Array]:
+        return [each if inputs[0].any() else each * np.nan for each in run(session, *inputs)]
+
+    made = bundle.read(TINY)
+    device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
+    monkeypatch.setattr(sessions.CpuSession, "run", dividing)
+    with pytest.raises(BundleError, match="tiny: expected numbers for a blank picture, found some that are none"):
+        engine.load(made, "auto", device)
+
+
 def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("[ONNXRuntimeError] : 6 : Reshape: 3 pictures into 1\nand more")

@@ -47,8 +47,8 @@ def interlaced(picture: Image.Image) -> bytes:
     return png(header, zlib.compress(lines))
 
 
-def png(header: bytes, data: bytes) -> bytes:
-    chunks = ((b"IHDR", header), (b"IDAT", data), (b"IEND", b""))
+def png(header: bytes, data: bytes, **before: bytes) -> bytes:
+    chunks = ((b"IHDR", header), *((kind.encode(), body) for kind, body in before.items()), (b"IDAT", data), (b"IEND", b""))
     parts = (struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks)
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
@@ -191,7 +191,9 @@ def test_any_damage_is_our_error_or_a_picture(kind: str) -> None:
         for place in rng.integers(2, len(data), size=rng.integers(1, 8)):
             data[place] = rng.integers(256)
         with suppress(TooLarge, NotAnImage, Unprocessable):
-            images.read(bytes(data), LIMIT)
+            picture = images.read(bytes(data), LIMIT)
+            for normalise in (True, False):
+                images.prepare(picture, (1, picture.height, picture.width), normalise)
 
 
 FOREIGN = {
@@ -215,6 +217,21 @@ def test_refuses_other_kinds_and_says_which(data: bytes, name: str) -> None:
 def test_refuses_nothing_at_all() -> None:
     with pytest.raises(Unprocessable, match="empty"):
         images.read(b"", LIMIT)
+
+
+def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
+    """More opacities than colours: Pillow reads it, and stumbles when it is to be looked at."""
+    palette, opacities = bytes(range(256)) * 3, bytes(257)
+    data = png(struct.pack(">IIBBBBB", 40, 40, 8, 3, 0, 0, 0), zlib.compress(bytes(40 * 41)), PLTE=palette, tRNS=opacities)
+    with pytest.raises(Unprocessable, match="begins as a PNG file and cannot be decoded"):
+        images.read(data, LIMIT)
+
+
+def test_a_film_behind_a_jpeg_is_none_of_its_scans() -> None:
+    """As telephones put it there: 0xff 0xda comes in it by chance."""
+    picture = drawings.encoded(Image.new("L", (40, 40), 77), "JPEG", progressive=True)
+    film = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8).tobytes() + b"\xff\xda\x00\x02" * 200
+    assert images.read(picture + film, LIMIT).getpixel((9, 9)) == 77
 
 
 def vast(side: int) -> dict[str, bytes]:

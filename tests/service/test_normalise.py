@@ -99,6 +99,14 @@ def test_its_own_work_in_few_bits_is_made_bright(digit: str) -> None:
     assert np.corrcoef(once.ravel(), faint.ravel())[0, 1] > 0.8
 
 
+def test_one_pixel_that_shines_makes_the_others_no_darker() -> None:
+    levels = (900 - 700 * ink("pen", "3")).astype(np.uint16)
+    plain = images.prepare(Image.fromarray(levels), SHAPE, normalise=True)
+    levels[5, 7] = 65_535
+    seen = images.prepare(Image.fromarray(levels), SHAPE, normalise=True)
+    assert np.corrcoef(seen.ravel(), plain.ravel())[0, 1] > 0.99
+
+
 def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged() -> None:
     inked = drawings.scaled(drawings.written("3", generator("clear")), 40) > 0.5
     levels = np.where(inked, 0, 1).astype(np.uint8)  # nobody would see it but for the paper's being transparent
