@@ -46,7 +46,7 @@ BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
-START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xD8, 0xD9, 0xDA
+LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
@@ -194,13 +194,18 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _scans(data: bytes) -> int:
-    """Of a JPEG, up to its end, behind which telephones put films; beyond MOST_SCANS it does not matter how many."""
+    """Of a JPEG, up to its end, behind which telephones put films; beyond MOST_SCANS it does not matter how many.
+
+    As its decoder walks: an end before any scan ends nothing, and what has no length is passed over alone.
+    """
     count, at = 0, 0
-    while count <= MOST_SCANS and (found := MARKER.search(data, at)) and found[1][0] != END_OF_IMAGE:
-        count += found[1][0] == START_OF_SCAN
-        at = found.end()
-        if found[1][0] != START_OF_IMAGE:
-            at += int.from_bytes(data[at : at + 2])  # what the marker is of, but for the data of a scan
+    while count <= MOST_SCANS and (found := MARKER.search(data, at)):
+        marker, at = found[1][0], found.end()
+        if marker == END_OF_IMAGE and count:
+            break
+        count += marker == START_OF_SCAN
+        if marker >= LOWEST_WITH_LENGTH and marker not in (START_OF_IMAGE, END_OF_IMAGE):
+            at += int.from_bytes(data[at : at + 2])
     return count
 
 

@@ -105,8 +105,9 @@ def _colours(picture: Image.Image, largest: int) -> Array:
 def _eight_bits(picture: Image.Image) -> Image.Image:
     """A picture of up to 16 bits, as bright as it goes: many instruments fill 10 or 12 bits of them."""
     levels = np.clip(np.asarray(picture), 0, 65535)
-    brightest = -1 - min(HOT, levels.size // 100)
-    top = int(np.partition(levels, brightest, axis=None)[brightest])
+    top, spared = int(levels.max()), min(HOT, levels.size // 100)
+    if np.count_nonzero(levels > top / 2) <= spared:
+        top = int(np.partition(levels, -1 - spared, axis=None)[-1 - spared])
     return Image.fromarray(np.clip(levels * np.float32(255 / max(1, top)), 0, 255).astype(np.uint8))
 
 

@@ -271,8 +271,9 @@ document.querySelector(".skip").addEventListener("click", (event) => {
 byId("undo").addEventListener("click", () => drawing.undo());
 byId("clear").addEventListener("click", () => drawing.clear());
 document.addEventListener("keydown", (event) => {
-  const letter = /^[a-z]$/i.test(event.key) ? event.key.toLowerCase() : event.code?.at(-1)?.toLowerCase(); // where keys are Cyrillic or Greek
-  if (letter !== "z" || !(event.ctrlKey || event.metaKey) || event.shiftKey) return;
+  const foreign = /^(?!\p{Script=Latin})\p{L}$/u.test(event.key); // Cyrillic, say, which has no z: there it is the key's place
+  const undoes = foreign ? event.code === "KeyZ" : event.key?.toLowerCase() === "z";
+  if (!undoes || !(event.ctrlKey || event.metaKey) || event.shiftKey) return;
   if (event.target.matches("[type=number], [type=password]") || byId("sweep").open) return; // what is typed there is undone
   event.preventDefault();
   if (drawing.undoable) drawing.undo();

@@ -5,7 +5,7 @@ import { blobOf, sheetOf } from "./dom.js";
 
 const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
 const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
-const MOST_PIXELS = 25_000_000; // the same of a picture's area
+const [MOST_PIXELS, LONGEST] = [25_000_000, 20_000]; // the same of a picture's area, and of its sides
 const SIDE = 1600;
 const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
 
@@ -68,8 +68,9 @@ async function prepared(file) {
   const whole = await createImageBitmap(file).catch(() => null);
   if (!whole) return { image: null, blob: await held(file) };
   const { width, height } = whole; // a bitmap that is closed has none
-  const image = await small(whole);
-  const large = width * height > MOST_PIXELS;
+  const image = await small(whole).catch(() => null); // where memory is short, or a browser scales nothing
+  if (!image) return { image, blob: await held(file) };
+  const large = width * height > MOST_PIXELS || Math.max(width, height) > LONGEST;
   if (READ.includes(file.type) && file.size <= LARGE && !large) return { image, blob: await held(file) };
   const sheet = sheetOf(image.width, image.height);
   const context = sheet.getContext("2d");

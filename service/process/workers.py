@@ -70,7 +70,6 @@ class _Supervisor:
         if siblings.reload_on_hangup():
             signal.signal(signal.SIGHUP, self._reload)
             siblings.let_hangups_in()
-        resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
         try:
             sound = self._watch()
         finally:  # whatever happens to us, no worker is left behind
@@ -96,6 +95,7 @@ class _Supervisor:
 
     def _start(self, place: int) -> None:
         process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._listened))
+        resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
         with siblings.signals_blocked():
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic()))
@@ -110,30 +110,31 @@ class _Supervisor:
                 return False
             if time.monotonic() - worker.started > LATER:
                 self._pause = SOON
-            if not self._later(worker.place, f"worker {process.pid} died with status {process.exitcode}"):
+            self._failures += 1
+            if not self._later([worker.place], f"worker {process.pid} died with status {process.exitcode}"):
                 return False
         return True
 
     def _fill(self) -> bool:
         """Starts who is due; False when that is in vain."""
-        for place in [each for each, when in self._due.items() if when <= time.monotonic()]:
-            del self._due[place]
+        due = [place for place, when in self._due.items() if when <= time.monotonic()]
+        while due:
             try:
-                self._start(place)
+                self._start(due[-1])
             except OSError as error:  # no process to be had, or no memory for one
-                if not self._later(place, f"no worker can be started ({error.strerror})"):
-                    return False
+                self._failures += not self._workers  # else it is early to give up those who are there
+                return self._later(due, f"no worker can be started ({error.strerror})")
+            del self._due[due.pop()]
         return True
 
-    def _later(self, place: int, why: str) -> bool:
-        """Whoever comes to this place comes after a pause; False when nobody need come, since none ever listened."""
-        self._failures += 1
-        if not self._listened.value and self._failures == TRIES:
+    def _later(self, places: list[int], why: str) -> bool:
+        """Whoever comes to these places comes after a pause; False when nobody need come, since none ever listened."""
+        if not self._listened.value and self._failures >= TRIES:
             logger.error("%s, as all did: giving up", why)
             return False
         if not self._stopping:
             logger.error("%s; another in %g s", why, self._pause)
-        self._due[place] = time.monotonic() + self._pause
+        self._due |= dict.fromkeys(places, time.monotonic() + self._pause)
         self._pause = min(2 * self._pause, LATER)
         return True
 

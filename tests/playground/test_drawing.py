@@ -64,6 +64,10 @@ def test_undo_and_clear(with_seven: Page) -> None:
         "() => document.body.dispatchEvent(new KeyboardEvent('keydown', {key: 'я', code: 'KeyZ', ctrlKey: true, bubbles: true}))"
     )
     assert image(page, "drawing") == seven  # the same key where letters are Cyrillic
+    page.evaluate(
+        "() => document.body.dispatchEvent(new KeyboardEvent('keydown', {key: ';', code: 'KeyZ', ctrlKey: true, bubbles: true}))"
+    )
+    assert image(page, "drawing") == seven  # another on Dvorak's keys
     page.click("#clear")
     expect(page.locator("#verdict")).to_have_text("Nothing yet")
     expect(page.locator("#invitation")).to_be_visible()

@@ -55,6 +55,16 @@ def test_a_scan_with_few_bytes_and_many_pixels_is_scaled_down_too(page: Page, tm
     assert "-F 'file=@\"seven-small.jpg\"'" in said(page, "#command")
 
 
+def test_a_picture_that_the_browser_cannot_scale_is_sent_as_it_is(open_page: OpenPage, tmp_path: Path) -> None:
+    page = open_page(
+        script="const make = createImageBitmap;"
+        "window.createImageBitmap = (from, how) => (how ? Promise.reject(new TypeError('no options')) : make(from));"
+    )
+    (tmp_path / "seven.png").write_bytes(encoded(drawn("7", 2000, ink=40, paper=200)))
+    page.set_input_files("#file", tmp_path / "seven.png")
+    ask_for(page, "7")
+
+
 def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_can(page: Page, tmp_path: Path) -> None:
     moving = tmp_path / "seven.gif"
     moving.write_bytes(encoded(drawn("7", 300, ink=40, paper=200), "GIF"))

@@ -227,6 +227,27 @@ def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
         images.read(data, LIMIT)
 
 
+def _scanned(count: int) -> tuple[bytes, bytes, list[bytes]]:
+    """A progressive JPEG of many scans: what is before them, what restarts a decoder now and then, and the scans."""
+    whole = drawings.encoded(Image.new("L", (64, 64), 77), "JPEG", progressive=True)
+    first, end = whole.index(b"\xff\xda"), whole.rindex(b"\xff\xd9")
+    return whole[:first], b"\xff\xdd\x00\x04\x00\x01", [whole[first:end]] * count
+
+
+HIDDEN = {
+    "an end before it all": lambda head, restarts, scans: b"\xff\xd8\xff\xd9" + head + b"".join(scans),
+    "a marker without a length": lambda head, restarts, scans: head + b"\xff\x01".join(scans),
+    "a marker that is none": lambda head, restarts, scans: head[:2] + restarts + head[2:] + b"\xff\x02".join(scans),
+    "fill bytes": lambda head, restarts, scans: head + b"\xff\xff\xff".join(scans),
+}
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_scans_are_counted_as_a_decoder_walks(way: str) -> None:
+    with pytest.raises(Unprocessable, match="more than 100 scans"):
+        images.read(HIDDEN[way](*_scanned(200)) + b"\xff\xd9", LIMIT)
+
+
 def test_a_film_behind_a_jpeg_is_none_of_its_scans() -> None:
     """As telephones put it there: 0xff 0xda comes in it by chance."""
     picture = drawings.encoded(Image.new("L", (40, 40), 77), "JPEG", progressive=True)

@@ -114,24 +114,26 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
 
 NO_PROCESS_WHERE_TOLD = """
 import errno, os, sys
-from multiprocessing.context import SpawnProcess
+from multiprocessing import util
 from pathlib import Path
 from service.__main__ import main
-start = SpawnProcess.start
-def start_unless_told(process):
-    if Path(sys.argv[-1]).exists():
+start = util.spawnv_passfds
+begun = []
+def start_unless_told(*command):
+    if Path(sys.argv[1]).exists() or len(begun) == int(sys.argv[3]):
         raise BlockingIOError(errno.EAGAIN, os.strerror(errno.EAGAIN))
-    start(process)
-SpawnProcess.start = start_unless_told
+    begun.append(command)
+    return start(*command)
+util.spawnv_passfds = start_unless_told
 if __name__ == "__main__":
-    sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0"]))
+    sys.exit(main(["serve", "--port", "0", "--workers", sys.argv[2], "--linger", "0"]))
 """
 
 
 def test_where_no_process_can_be_had_for_a_while_the_others_serve_on(tmp_path: Path) -> None:
     log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
     script.write_text(NO_PROCESS_WHERE_TOLD)
-    with launched(log, [sys.executable, str(script), str(told)]) as process:
+    with launched(log, [sys.executable, str(script), str(told), "2", "-1"]) as process:
         appears(log, "ready: tiny", 2)
         url = re.findall(r"http://[\d.:]+", log.read_text())[0]
         told.touch()
@@ -150,9 +152,24 @@ def test_where_no_process_can_be_had_at_all_it_ends(tmp_path: Path) -> None:
     told, script = tmp_path / "told", tmp_path / "server.py"
     script.write_text(NO_PROCESS_WHERE_TOLD)
     told.touch()
-    ended = subprocess.run([sys.executable, str(script), str(told)], capture_output=True, text=True, timeout=60)
+    command = [sys.executable, str(script), str(told), "8", "-1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert ended.returncode == CANNOT_START
-    assert ended.stderr.splitlines()[-1].endswith("(Resource temporarily unavailable), as all did: giving up")
+    *tried, last = ended.stderr.splitlines()
+    assert [line.rpartition("another in ")[2] for line in tried[1:]] == ["0.5 s", "1 s", "2 s", "4 s"]
+    assert last.endswith("(Resource temporarily unavailable), as all did: giving up")
+
+
+def test_where_fewer_processes_can_be_had_than_wanted_those_serve(tmp_path: Path) -> None:
+    log, script = tmp_path / "log", tmp_path / "server.py"
+    script.write_text(NO_PROCESS_WHERE_TOLD)
+    tracker = 1  # multiprocessing's own process, the first
+    with launched(log, [sys.executable, str(script), str(tmp_path / "told"), "8", str(tracker + 2)]) as process:
+        appears(log, "ready: tiny", 2)
+        appears(log, "no worker can be started", 3)
+        assert process.poll() is None
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
 
 
 def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
