@@ -156,7 +156,7 @@ def test_more_labels_than_pictures_are_an_error(copy: Path) -> None:
 def test_an_altered_known_set_is_refused(copy: Path) -> None:
     with pytest.raises(
         DataError,
-        match=rf"{FILES[0]}.gz: expected md5 6bbc9ace898e44ae57da46a324031adb, found .* files of your own are --dataset folder",
+        match=rf"{FILES[0]}.gz: expected md5 6bbc9ace898e44ae57da46a324031adb, found .* takes files of your own",
     ):
         load("mnist", copy)
 
