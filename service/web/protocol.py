@@ -46,9 +46,7 @@ class Protocol(HttpToolsProtocol):
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._courteous = SimpleNamespace(
-            write=self.transport.write, is_closing=self.transport.is_closing, close=self._close_courteously
-        )
+        self._courteous = SimpleNamespace(write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously)
         self._expect_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -143,6 +141,11 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if unheard:
             self._expect_end()
+
+    def _write(self, data: bytes) -> None:
+        """Not to a client that has gone: of several requests that it sent at once uvicorn tells only the last."""
+        if not self.transport.is_closing():
+            self.transport.write(data)
 
     def _close_courteously(self) -> None:
         """As the app's answer or its client wants it; but one that still sends reads the answer only then, and closed at once it

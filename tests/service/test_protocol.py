@@ -7,6 +7,7 @@ import json
 import logging
 import re
 import socket
+import struct
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -278,6 +279,19 @@ def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet
         unread.close()
         until(lambda: samples(client)["capserve_unread_bytes",] == 0)
         assert client.get("/reconstruct").status_code == 200
+
+
+def test_who_leaves_with_several_requests_under_way_is_no_fault(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
+    slow = {"tiny": replace(net, encoder=Slow(net.encoder, 0.3))}
+    with conftest.serving(conftest.settings(), slow) as client:
+        connection = socket.create_connection((client.base_url.host, client.base_url.port))
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, not an end
+        connection.sendall(PREDICT * 3)
+        time.sleep(0.1)
+        connection.close()
+        until(lambda: samples(client).get(("capserve_batch_images_sum", "encoder", "tiny"), 0) > 0)
+        time.sleep(0.1)
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
 def test_who_reads_slowly_gets_all(server: Process) -> None:
