@@ -5,6 +5,7 @@ import hashlib
 import httpx
 import pytest
 
+from service import catalogue
 from service.engine import CapsNet
 from service.manifest import ENCODER_FILES, Manifest
 from service.schemas import ModelDetail, Models
@@ -17,6 +18,11 @@ def test_what_is_served_and_by_what(client: httpx.Client, net: CapsNet) -> None:
     (tiny,) = answer["models"]
     assert (tiny["name"], tiny["default"], tiny["variant"]) == ("tiny", True, net.variant)
     assert tiny["provider"] == "CPUExecutionProvider"
+
+
+@pytest.mark.parametrize(("names", "first"), [(("zoo", "compact", "apart"), "compact"), (("zoo", "apart"), "apart")])
+def test_which_answers_where_none_is_named(net: CapsNet, names: tuple[str, ...], first: str) -> None:
+    assert catalogue.default(settings(), dict.fromkeys(names, net)) == first
 
 
 @pytest.mark.parametrize(("variant", "encoder"), ENCODER_FILES.items())

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -29,6 +31,22 @@ def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven
             answer = client.post("/predict", files={"file": seven})
             assert (answer.status_code, answer.headers["Connection"]) == (200, "close")
         assert process.wait(10) == 0
+
+
+def test_a_hangup_ends_what_a_terminal_runs(tmp_path: Path) -> None:
+    """It was closed; elsewhere a hangup reloads."""
+    log, (ours, terminal) = tmp_path / "log", os.openpty()
+    with log.open("wb") as output:
+        command = [*CAPSERVE, "serve", "--port", "0", "--models", str(BUNDLES)]
+        process = subprocess.Popen(command, stdin=terminal, stderr=output)
+    try:
+        appears(log, "ready: tiny")
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(10) == -signal.SIGHUP
+    finally:
+        process.kill()
+        os.close(ours)
+        os.close(terminal)
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
