@@ -155,7 +155,7 @@ class Catalogue:
 
     def serves(self, served: Served) -> bool:
         """Whether this one model would answer, whatever the others do."""
-        return served.sound and self.state in ("ready", "failing")
+        return served.sound and self.warm and not self.draining
 
     @property
     def alive(self) -> bool:

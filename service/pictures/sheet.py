@@ -149,7 +149,7 @@ class _Box(NamedTuple):
         return max(sides) < SQUARE * min(sides)
 
     @property
-    def a_discs(self) -> bool:
+    def round(self) -> bool:
         return self.square and self.full <= FULL
 
 
@@ -169,13 +169,13 @@ def _box(whole: Mask) -> _Box:
         return _Box(float(TURNS[by]), left, right, top, bottom, float(whole.sum() / areas[by]))
 
     smallest = turned(int(areas.argmin()))
-    return turned(LEVEL) if smallest.a_discs else smallest  # a disc does not tell how it lies
+    return turned(LEVEL) if smallest.round else smallest  # a disc does not tell how it lies
 
 
 def _upright(colours: Array, whole: Mask, step: int) -> Array:
     """The sheet turned to lie straight, less its edge."""
     box = _box(whole)
-    margin = (RIM if box.a_discs else EDGE) * max(box.right - box.left, box.bottom - box.top)
+    margin = (RIM if box.round else EDGE) * max(box.right - box.left, box.bottom - box.top)
     width, height = (
         max(1, round((end - start - 2 * margin) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))
     )

@@ -9,11 +9,22 @@ import pytest
 from PIL import Image
 from playwright.sync_api import Page, expect
 
+from service import images
+from service.settings import Settings
 from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, draw, said
 from tests.service.conftest import drawn, encoded
 
 pytestmark = pytest.mark.alone
+
+PLAYGROUND = Path(images.__file__).parent / "playground"
+
+
+def test_the_page_knows_what_the_service_takes() -> None:
+    script = (PLAYGROUND / "upload.js").read_text()
+    usual = {name: field.default for name, field in Settings.model_fields.items()}
+    assert f"MOST = ({usual['max_body'] >> 20} << 20) + 1;" in script
+    assert f"[MOST_PIXELS, LONGEST] = [{usual['max_pixels']:_}, {images.LONGEST:_}];" in script
 
 
 def test_a_chosen_picture_is_sent_as_it_is(page: Page, tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def test_where_no_thread_can_be_had_it_asks_for_a_restart(nets: dict[str, CapsNe
     with serving(settings(), nets, answers="/") as client:
         until(lambda: client.get("/healthz").status_code == 503)
         assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
+        assert client.get("/v2/models/tiny/ready").status_code == 503
 
 
 def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
