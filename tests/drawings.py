@@ -195,13 +195,20 @@ def _squared(mask: Mask, rng: np.random.Generator) -> Image.Image:
 
 def _exercise_book(mask: Mask, rng: np.random.Generator) -> Image.Image:
     """Ruled in a blue that is not faint, with a red margin."""
-    paper = np.full((*mask.shape, 3), 0.96)
-    step = mask.shape[0] // 6
-    for line in range(int(rng.integers(step)), mask.shape[0], step):
+    return painted(mask, (0.1, 0.1, 0.35), _ruled_with_a_margin(len(mask), int(rng.integers(len(mask) // 6)), 2))
+
+
+def _ruled_with_a_margin(side: int, first: int, wide: int) -> NDArray[np.float64]:
+    paper = np.full((side, side, 3), 0.96)
+    for line in range(first, side, side // 6):
         paper[line : line + 2] = (0.35, 0.5, 0.8)
-    margin = mask.shape[1] // 8
-    paper[:, margin : margin + 2] = (0.85, 0.3, 0.3)
-    return painted(mask, (0.1, 0.1, 0.35), paper)
+    paper[:, side // 8 : side // 8 + wide] = (0.85, 0.3, 0.3)
+    return paper
+
+
+def ruled_with_a_margin(side: int, wide: int) -> Image.Image:
+    """And nothing written."""
+    return painted(np.zeros((side, side)), (0, 0, 0), _ruled_with_a_margin(side, side // 12, wide))
 
 
 def _graph_paper(mask: Mask, rng: np.random.Generator) -> Image.Image:
@@ -308,6 +315,61 @@ def _on_a_disc(disc: Colour, around: Colour, ink: Colour) -> Style:
     return picture
 
 
+Lines = Callable[[ImageDraw.ImageDraw, float, float, np.random.Generator], None]
+
+
+def _with_lines(draw: Lines, colour: Colour, turn: float = 0.0) -> Style:
+    """`draw` puts lines on a sheet of twice the mask's side (its middle, the reach of what is written), at twice the size."""
+
+    def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
+        written = cropped(mask)
+        reach = max(written.shape) / 2
+        side = round(4 * reach)
+        top, left = ((side - part) // 2 for part in written.shape)
+        page = np.zeros((side, side))
+        page[top : top + written.shape[0], left : left + written.shape[1]] = written
+        canvas = Image.new("L", (2 * side, 2 * side))
+        draw(ImageDraw.Draw(canvas), side, 2 * reach, rng)
+        lines = np.asarray(canvas.resize((side, side), Image.Resampling.BOX), dtype=np.float64) / 255
+        seen = np.asarray(painted(lines, colour, (0.95, 0.95, 0.93)), np.float64) / 255
+        drawn = painted(page, (0.1, 0.1, 0.15), seen).rotate(
+            turn * rng.uniform(-1, 1), Image.Resampling.BILINEAR, fillcolor=(242, 242, 237)
+        )
+        return jpeg(drawn, 85)
+
+    return picture
+
+
+def _box(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
+    """By hand: no corner where it ought to be."""
+    corners = middle + (np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * 1.4 + rng.normal(0, 0.04, (4, 2))) * reach
+    draw.line([tuple(corner) for corner in (*corners, corners[0])], fill=255, width=7)
+
+
+def _cells(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
+    """A form's, in a row that runs out of the picture."""
+    for sign in (-1, 1):
+        draw.line((0, middle + 1.3 * sign * reach, 2 * middle, middle + 1.3 * sign * reach), fill=255, width=5)
+        draw.line(
+            (middle + 1.3 * sign * reach, middle - 1.3 * reach, middle + 1.3 * sign * reach, middle + 1.3 * reach),
+            fill=255,
+            width=5,
+        )
+
+
+def _ring(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
+    """By a teacher, who did not quite close it."""
+    reach, start = reach * rng.uniform(1.4, 1.6), rng.uniform(0, 360)
+    draw.arc(
+        (middle - reach, middle - 1.05 * reach, middle + reach, middle + 1.05 * reach), start, start + 350, fill=255, width=8
+    )
+
+
+def _underline(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
+    heights = middle + reach * rng.uniform(1.25, 1.4, size=2)
+    draw.line((middle - 1.3 * reach, heights[0], middle + 1.3 * reach, heights[1]), fill=255, width=7)
+
+
 STYLES: dict[str, Style] = {
     "black on white": lambda mask, rng: grey(mask, 0.0, 1.0),
     "white on black": lambda mask, rng: grey(mask, 1.0, 0.0),
@@ -343,6 +405,10 @@ STYLES: dict[str, Style] = {
     "between black bars": _barred,
     "on a badge": _on_a_disc((0.78, 0.0, 0.0), (1.0, 1.0, 1.0), (1.0, 1.0, 1.0)),
     "on a coaster": _on_a_disc((0.94, 0.94, 0.92), (0.43, 0.31, 0.2), (0.08, 0.08, 0.24)),
+    "in a box": _with_lines(_box, (0.1, 0.1, 0.15), turn=4),
+    "in a form": _with_lines(_cells, (0.45, 0.45, 0.5), turn=2),
+    "in a red ring": _with_lines(_ring, (0.85, 0.15, 0.15)),
+    "underlined": _with_lines(_underline, (0.1, 0.1, 0.15), turn=3),
     "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
     "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
     "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),

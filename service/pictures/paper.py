@@ -1,8 +1,8 @@
 """What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
 
 Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-all that is narrow is taken away, for hard shadows. Rules printed on it are paper too. A paper is believed if nearly all of the
-picture's border looks like it, or else if what does not may be ink.
+all that is narrow is taken away, for hard shadows. Rules printed on it are paper too, and so are frames. A paper is believed
+if nearly all of the picture's border looks like it, or else if what does not may be ink.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from service.bundle import Array
 from service.pictures.blots import components, edge, extremes
+from service.pictures.frames import unframed
 from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, quantile
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
@@ -31,14 +32,19 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 def departure(colours: Array) -> Departure:
     """Of (h, w, 3 or 1) from the paper that is the likeliest."""
     border = _border(colours.shape[0], colours.shape[1])
-    tried: list[tuple[int, Departure]] = []
+    tried: list[tuple[int, Departure, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
-            tried.append((_doubt(departing := unruled(Departure(line)), border), departing))
-        if tried and min(doubt for doubt, _ in tried) <= acceptable:
+            seen = Departure(line)
+            tried.append((_doubt(rest := unruled(seen), border), seen, rest))
+        if tried and min(doubt for doubt, _, _ in tried) <= acceptable:
             break
-    return min(tried, key=itemgetter(0))[1]  # the simplest of those with the least doubt
+    _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
+    framed = unframed(seen)
+    if framed is not None:
+        return unruled(framed)
+    return rest if rest is seen else unframed(rest) or rest
 
 
 def _doubt(departing: Departure, border: Places) -> int:

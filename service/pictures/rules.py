@@ -31,6 +31,7 @@ OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or
 ENDS = 4  # columns at either side within which a heavier rule ends
 HEAVIER = 2  # pixels by which a stroke is wider than the rules of its paper
 STROKES = 3  # edge to edge that a digit may have
+MIDDLE = 0.2  # of the picture to either side of its middle
 BESIDE = 4  # pixels within which a blot hangs on a stroke
 
 Places = NDArray[np.intp]
@@ -75,7 +76,8 @@ def _without(line: Array, threshold: float, taken: _Weight | None) -> tuple[Arra
     rest = cleared > threshold
     if taken:  # one that is like the others is a margin; a heavier one may be a stroke of what is cut out closely
         heavier = weight.wide >= taken.wide + HEAVIER or weight.dark >= DARKER * taken.dark
-        return (line if len(rules) == 1 and heavier and _hangs_on(rules, rest) else cleared), taken
+        stroke = len(rules) == 1 and heavier and (_hangs_on(rules, rest) if rest.any() else rules[0].in_the_middle(len(rest)))
+        return (line if stroke else cleared), taken
     strokes = len(rules) <= STROKES and _are_strokes(rules, rest)
     return (line, None) if strokes else (cleared, weight)
 
@@ -126,6 +128,10 @@ class _Rule(NamedTuple):
     @property
     def wide(self) -> Array:
         return (self.bottom - self.top + 1).astype(np.float32)
+
+    def in_the_middle(self, height: int) -> bool:
+        """Of the picture, as a 1 that is cut out closely is, and as no margin."""
+        return abs(median((self.top + self.bottom) / 2) / (height - 1) - 0.5) < MIDDLE
 
     def where(self, chosen: Mask) -> _Rule:
         return _Rule(self.columns[chosen], self.top[chosen], self.bottom[chosen], self.dark[chosen])

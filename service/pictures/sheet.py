@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -16,21 +15,16 @@ from PIL import Image
 from service.bundle import Array
 from service.pictures.blots import Mask, components, edge, grown
 from service.pictures.levels import ascending, lightness, median, otsu
+from service.pictures.rectangle import Rectangle
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
 SMALLEST = 0.15  # of the picture: what is smaller is no sheet
 APART = 0.1  # of full scale: what differs by less is one thing, and its halves are noise
 MOST = 0.75  # of the picture: what has much of its border and less of it all may be a sheet's part in the light
 UNEVEN = 0.2  # of the step from a sheet to what is beside it: a shadow's edge is softer, and with ink that lies across it harder
-FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
-ROUND, SQUARE = 0.74, 1.18  # of a disc: how much of its rectangle it fills, and how much longer one side of that is at most
 WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; more is the inside of a digit that is bold
 BARE = 0.65  # of the sheet: less is what encloses the inside of a digit as well
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
-TURNS = np.radians(np.arange(-45, 45, 1.5))
-LEVEL = int(np.abs(TURNS).argmin())
-ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
-ACROSS = np.column_stack([-np.sin(TURNS), np.cos(TURNS)])
 EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
 RIM = 0.15  # of a disc's: what is left of it is the square inside
 
@@ -43,7 +37,7 @@ def sheet_of(colours: Array) -> Array | None:
         return None
     for mask in _masks(light):
         whole = _enclosing(mask, light)
-        if whole is not None and _ends_sharply(whole, light):
+        if whole is not None and _ends_sharply(whole, light) and not _goes_on(whole, light):
             return _upright(colours, whole, step)
     return None
 
@@ -90,8 +84,8 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
 
 def _shaped(blot: Mask, bare: float = 1.0) -> bool:
     """Whether it is a rectangle, or a disc that lies in the picture whole; `bare` is the share of one that must be there."""
-    box = _box(blot)
-    return box.full > FULL * bare or (box.square and box.full > ROUND * bare and not edge(blot).any())
+    box = Rectangle.around(blot)
+    return box.fills(bare) or (box.fills_as_disc(bare) and not edge(blot).any())
 
 
 def _runs_out(whole: Mask, light: Array) -> bool:
@@ -127,54 +121,21 @@ def _ends_sharply(whole: Mask, light: Array) -> bool:
     return _step(whole, light) > APART
 
 
+def _goes_on(whole: Mask, light: Array) -> bool:
+    """Whether the paper does behind the edge, which is a line then: a table's cell, or a box that is drawn on the sheet."""
+    beyond = light[~grown(grown(whole))]
+    return bool(beyond.size) and bool((np.abs(beyond - np.float32(median(light[whole]))) < APART).mean() > 0.5)
+
+
 def _step(whole: Mask, light: Array) -> float:
     """How much lighter or darker it is just inside than just outside."""
     inside, outside = light[grown(~whole) & whole], light[grown(whole) & ~whole]
     return float(abs(median(inside) - median(outside)))
 
 
-class _Box(NamedTuple):
-    """The smallest rectangle around a blot: its turn in radians, its sides along and across that, and how full it is."""
-
-    turn: float
-    left: float
-    right: float
-    top: float
-    bottom: float
-    full: float
-
-    @property
-    def square(self) -> bool:
-        sides = self.right - self.left, self.bottom - self.top
-        return max(sides) < SQUARE * min(sides)
-
-    @property
-    def round(self) -> bool:
-        return self.square and self.full <= FULL
-
-
-def _box(whole: Mask) -> _Box:
-    rows = np.flatnonzero(whole.any(axis=1))
-    first, last = whole[rows].argmax(axis=1), whole.shape[1] - 1 - whole[rows, ::-1].argmax(axis=1)
-    last += 1
-    corners = np.array([[first, last, first, last], [rows, rows, rows + 1, rows + 1]], np.float64).reshape(2, -1)  # of each row
-    low, high = (
-        np.array([extreme(side @ corners, axis=1) for side in (ALONG, ACROSS)])  # (2, turns)
-        for extreme in (np.min, np.max)
-    )
-    areas = (high - low).prod(axis=0)
-
-    def turned(by: int) -> _Box:
-        (left, top), (right, bottom) = low[:, by].tolist(), high[:, by].tolist()
-        return _Box(float(TURNS[by]), left, right, top, bottom, float(whole.sum() / areas[by]))
-
-    smallest = turned(int(areas.argmin()))
-    return turned(LEVEL) if smallest.round else smallest  # a disc does not tell how it lies
-
-
 def _upright(colours: Array, whole: Mask, step: int) -> Array:
     """The sheet turned to lie straight, less its edge."""
-    box = _box(whole)
+    box = Rectangle.around(whole)
     margin = (RIM if box.round else EDGE) * max(box.right - box.left, box.bottom - box.top)
     width, height = (
         max(1, round((end - start - 2 * margin) * step)) for start, end in ((box.left, box.right), (box.top, box.bottom))

@@ -9,7 +9,7 @@ from functools import cache
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from PIL import Image, ImageChops, ImageDraw, ImageFilter
+from PIL import Image, ImageChops, ImageDraw, ImageFilter, ImageFont
 
 from service import images
 from service.bundle import Array
@@ -180,6 +180,7 @@ BLANK = {
     "see-through": Image.new("RGBA", (64, 64), (0, 0, 0, 0)),
     "lit paper": drawings.grey(np.zeros((200, 200)), 0, drawings.shading((200, 200), generator("lamp"))),
     "an exercise book": drawings.STYLES["exercise book"](np.zeros((240, 240)), generator("book")),
+    "an exercise book whose margin is heavier than its rules": drawings.ruled_with_a_margin(240, wide=5),
     "squared paper": drawings.STYLES["squared paper"](np.zeros((240, 240)), generator("squares")),
     "noisy paper": drawings.grey(np.zeros((200, 200)), 0, generator("paper").normal(0.7, 0.02, (200, 200))),
 }
@@ -317,6 +318,71 @@ RULED: dict[str, tuple[str, Callable[[], Image.Image]]] = {
 @pytest.mark.parametrize(("digit", "picture"), RULED.values(), ids=RULED)
 def test_what_rules_might_be_taken_for_and_might_take(compact: CapsNet, digit: str, picture: Callable[[], Image.Image]) -> None:
     assert labels(compact, prepared([picture()])).tolist() == [int(digit)]
+
+
+def _beside(*pictures: Image.Image) -> Image.Image:
+    return Image.fromarray(np.concatenate([np.asarray(picture.convert("L").resize((400, 400))) for picture in pictures], axis=1))
+
+
+def _zero_around(shape: str) -> Image.Image:
+    """A round 0 as some write it, lest it be taken for an O."""
+    canvas = Image.new("L", (480, 480))
+    draw = ImageDraw.Draw(canvas)
+    draw.ellipse([75, 60, 405, 420], outline=255, width=24)
+    if shape == "dot":
+        draw.ellipse([215, 215, 265, 265], fill=255)
+    else:
+        draw.line([210, 320, 270, 160], fill=255, width=20)
+    return drawings.grey(np.asarray(canvas) / 255, 0.1, 0.95)
+
+
+@pytest.mark.parametrize("style", ["in a box", "in a form", "in a red ring", "underlined"])
+def test_of_two_digits_in_frames_nobody_knows_which_is_meant(compact: CapsNet, style: str) -> None:
+    pictures = prepared(_beside(drawn("pen", style, first), drawn("pen", style, second)) for first, second in ("35", "08", "47"))
+    seen = compact.perceive(pictures, np.ones(len(pictures), bool))
+    assert Judge(compact.manifest).verdicts(seen) == ["not_a_digit"] * 3
+
+
+@pytest.mark.parametrize("shape", ["dot", "slash"])
+def test_a_zero_with_something_in_it_is_no_frame(compact: CapsNet, shape: str) -> None:
+    assert labels(compact, prepared([_zero_around(shape)])).tolist() == [0]
+
+
+def test_what_a_form_asks_for_is_not_read_with_the_answer(compact: CapsNet) -> None:
+    for digit in "0123456789":
+        asked = Image.new("L", (400, 400), 242)
+        ImageDraw.Draw(asked).text((30, 200), "Age:", fill=20, font=ImageFont.load_default(70), anchor="lm")
+        assert labels(compact, prepared([_beside(asked, drawn("pen", "in a box", digit))])).tolist() == [int(digit)]
+
+
+def test_dirt_in_a_box_is_not_what_is_framed() -> None:
+    box = np.pad(np.zeros((160, 160)), 4, constant_values=1.0)
+    dirty = box.copy()
+    dirty[80:92, 60:90] = 1
+    seen, empty = prepared(drawings.grey(np.pad(each, 30), 0.1, 0.95) for each in (dirty, box))
+    assert np.corrcoef(seen.ravel(), empty.ravel())[0, 1] > 0.5  # the dirt moves it by a pixel
+
+
+def _apart(*strokes: list[tuple[float, float]]) -> Image.Image:
+    canvas = Image.new("L", (240, 240))
+    for stroke in strokes:
+        ImageDraw.Draw(canvas).line(stroke, fill=255, width=12, joint="curve")
+    return drawings.grey(np.asarray(canvas) / 255, 0.1, 0.95)
+
+
+def test_a_foot_that_came_off_is_no_underline(compact: CapsNet) -> None:
+    """The 2's, by three pixels; without it there would be a 7."""
+    angles = np.radians(np.linspace(-160, 40, 24))
+    body = [(120 + 45 * np.cos(angle), 80 + 42 * np.sin(angle)) for angle in angles]
+    foot = [(56.0, 209.0), (190.0, 209.0)]
+    assert labels(compact, prepared([_apart([*body, (78.0, 194.0)], foot)])).tolist() == [2]
+
+
+def test_what_is_wide_and_below_is_no_line_because_of_that() -> None:
+    one = [(120.0, 20.0), (118.0, 90.0)]
+    ring = [(120 + 60 * np.cos(angle), 165 + 45 * np.sin(angle)) for angle in np.linspace(0, 2 * np.pi, 40)]
+    both, alone = prepared([_apart(one, ring), _apart(one)])
+    assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.5
 
 
 NOTHING_ON_THEM = {

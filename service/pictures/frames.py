@@ -1,0 +1,169 @@
+"""Lines drawn around a digit or along it, which are no part of it: a form's box, a teacher's ring, an underline. Knows no digits.
+
+A frame is a blot of its own whose outline is a rectangle's or a disc's, and what is written lies inside, on all sides of it some
+of the frame. Whatever else the picture shows, it is what is framed that somebody wants read.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from service.bundle import Array
+from service.pictures.blots import Mask, components, grown
+from service.pictures.levels import Departure, median
+from service.pictures.rectangle import Rectangle
+
+FAINT = 0.6  # of the threshold that parts ink from paper: lines may be this pale
+SPECK = 0.04  # of the longest blot: what is shorter is dirt
+FILLING = 0.25  # of a frame's longer side: what is shorter is dirt, as in a 0
+RINGED = 0.5  # of a ring's diameter: what is shorter may be the stroke in a 0
+AROUND = 0.7  # of the rows and columns of what is framed: those that end at the frame on either side
+BESIDE = 0.6  # of what is framed: how long something outside may be, a word of what is asked for; else who knows which is meant
+THIN = 0.12  # of a line's length: the most that it may be high
+BEYOND = 0.1  # of what is written: how far a line must reach to either side
+AWAY = 0.06  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
+MANY = 20  # blots, of which none frames others
+NESTED = 3  # frames, one in another
+
+Places = NDArray[np.intp]
+
+
+def unframed(departing: Departure) -> Departure | None:
+    """Of what is framed that alone, or all but a line along it; None where there is nothing of the kind."""
+    mask = departing.line > FAINT * departing.threshold
+    if not departing.written or not _in_parts(mask):
+        return None
+    numbers = components(mask)
+    if numbers.max() < 2:  # as of nearly all pictures
+        return None
+    blots = every = _Blots.of(numbers)
+    if len(every.names) > MANY:
+        return None
+    for _ in range(NESTED):
+        blots = blots.framed() or blots
+    blots = blots.without_a_line() or blots
+    if blots is every:
+        return None
+    kept = np.isin(every.numbers, blots.names)
+    others = (every.numbers > 0) & ~kept
+    # Smooth edges are its own as well, but not those of a frame.
+    return Departure(np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0))
+
+
+def _in_parts(mask: Mask) -> bool:
+    """Whether some row meets strokes thrice, as where a frame surrounds one, or meets none between others, as above a line."""
+    met = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
+    rows = np.flatnonzero(met)
+    return len(rows) > 0 and (int(met.max()) > 2 or int(rows[-1] - rows[0]) >= len(rows))
+
+
+class _Blots(NamedTuple):
+    """Blots of a mask, without dirt: each one's name, its first and last row and column."""
+
+    numbers: NDArray[np.int64]  # (h, w): names of all, 0 outside
+    names: Places
+    top: Places
+    bottom: Places
+    left: Places
+    right: Places
+
+    @staticmethod
+    def of(numbers: NDArray[np.int64]) -> _Blots:
+        marked = np.flatnonzero(numbers)
+        found = numbers.ravel()[marked]
+        many = int(found.max()) + 1
+        firsts, lasts = np.full((2, many), max(numbers.shape), np.intp), np.full((2, many), -1, np.intp)
+        for first, last, places in zip(firsts, lasts, divmod(marked, numbers.shape[1]), strict=True):
+            np.minimum.at(first, found, places)
+            np.maximum.at(last, found, places)
+        (top, left), (bottom, right) = firsts, lasts
+        longer = np.maximum(bottom - top, right - left) + 1
+        clean = np.flatnonzero(longer > SPECK * longer.max())
+        return _Blots(numbers, clean, top[clean], bottom[clean], left[clean], right[clean])
+
+    @property
+    def longest(self) -> int:
+        return int(np.maximum(self.bottom - self.top, self.right - self.left).max(initial=-1)) + 1
+
+    def some(self, chosen: Mask) -> _Blots:
+        return _Blots(self.numbers, *(each[chosen] for each in self[1:]))
+
+    def framed(self) -> _Blots | None:
+        """Those that the largest encloses, if it is a frame."""
+        if len(self.names) < 2:
+            return None
+        largest = int(((self.bottom - self.top + 1) * (self.right - self.left + 1)).argmax())
+        frame = self.numbers == self.names[largest]
+        others = np.arange(len(self.names)) != largest
+        inside = others & np.array([self._encloses(frame, number) for number in range(len(self.names))])
+        if not inside.any():
+            return None
+        framed, beside = self.some(inside), self.some(others & ~inside)
+        if beside.longest > BESIDE * framed.longest:
+            return None
+        shape = _outline(frame)
+        if shape is None or (not shape.fills() and framed.longest < RINGED * self.some(~others).longest):
+            return None
+        return framed
+
+    def _encloses(self, frame: Mask, number: int) -> bool:
+        """Whether some of the frame lies on all sides of a blot, and not too far off."""
+        top, bottom, left, right = (int(sides[number]) for sides in self[2:])
+        sides = [
+            _clear(frame[top : bottom + 1, left - 1 :: -1] if left else frame[top : bottom + 1, :0]),
+            _clear(frame[top : bottom + 1, right + 1 :]),
+            _clear((frame[top - 1 :: -1, left : right + 1] if top else frame[:0, left : right + 1]).T),
+            _clear(frame[bottom + 1 :, left : right + 1].T),
+        ]
+        if any((side >= 0).mean() < AROUND for side in sides):
+            return False
+        before, after, above, below = (median(side[side >= 0].astype(np.float32)) for side in sides)
+        width, height = right - left + 1, bottom - top + 1
+        return max(width, height) > FILLING * max(before + width + after, above + height + below)
+
+    def without_a_line(self) -> _Blots | None:
+        """All but the widest, if that is a straight line above or below them which reaches beyond them on either side."""
+        if len(self.names) < 2:
+            return None
+        widest = int((self.right - self.left).argmax())
+        rest = self.some(np.arange(len(self.names)) != widest)
+        top, bottom, left, right = rest.top.min(), rest.bottom.max(), rest.left.min(), rest.right.max()
+        beyond = BEYOND * (right - left + 1)
+        if self.left[widest] > left - beyond or self.right[widest] < right + beyond:
+            return None
+        line = self.numbers == self.names[widest]
+        box = Rectangle.around(line)
+        if box.bottom - box.top > THIN * (box.right - box.left):
+            return None
+        across = slice(left, right + 1)
+        written = np.isin(self.numbers[:, across], rest.names)
+        below, above = (_apart(written[turn], line[turn, across]) for turn in (slice(None), slice(None, None, -1)))
+        return rest if max(below, above) > AWAY * (bottom - top + 1) else None
+
+
+def _clear(side: Mask) -> Places:
+    """Of each row how many pixels come before the first that is marked; -1 where none is."""
+    if not side.shape[1]:
+        return np.full(len(side), -1)
+    return np.where(side.any(axis=1), side.argmax(axis=1), -1)
+
+
+def _apart(written: Mask, line: Mask) -> int:
+    """How many rows are between them in the column where they are nearest, if the line is below."""
+    last = len(written) - 1 - written[::-1].argmax(axis=0)
+    both = written.any(axis=0) & line.any(axis=0)
+    return int((line.argmax(axis=0) - last)[both].min(initial=len(line))) - 1
+
+
+def _outline(frame: Mask) -> Rectangle | None:
+    """Whose outline it is, if a rectangle's or a disc's."""
+    box = Rectangle.around(_between(frame) | _between(frame.T).T)
+    return box if box.fills() or box.fills_as_disc() else None
+
+
+def _between(mask: Mask) -> Mask:
+    """Of each row what lies between its first and its last marked pixel, with both."""
+    return np.logical_or.accumulate(mask, axis=1) & np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]

@@ -1,0 +1,63 @@
+"""The smallest rectangle around a blot, turned as the blot lies: whether it is a sheet's, a disc's, or neither. Knows no light."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from service.pictures.blots import Mask
+
+FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
+ROUND, SQUARE = 0.74, 1.18  # of a disc: how much of its rectangle it fills, and how much longer one side of that is at most
+TURNS = np.radians(np.arange(-45, 45, 1.5))
+LEVEL = int(np.abs(TURNS).argmin())
+ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
+ACROSS = np.column_stack([-np.sin(TURNS), np.cos(TURNS)])
+
+
+class Rectangle(NamedTuple):
+    """Its turn in radians, its sides along and across that, and how much of it the blot fills."""
+
+    turn: float
+    left: float
+    right: float
+    top: float
+    bottom: float
+    full: float
+
+    @staticmethod
+    def around(blot: Mask) -> Rectangle:
+        rows = np.flatnonzero(blot.any(axis=1))
+        first, last = blot[rows].argmax(axis=1), blot.shape[1] - blot[rows, ::-1].argmax(axis=1)
+        corners = np.array([[first, last, first, last], [rows, rows, rows + 1, rows + 1]], np.float64).reshape(
+            2, -1
+        )  # of each row
+        low, high = (
+            np.array([extreme(side @ corners, axis=1) for side in (ALONG, ACROSS)])  # (2, turns)
+            for extreme in (np.min, np.max)
+        )
+        areas = (high - low).prod(axis=0)
+
+        def turned(by: int) -> Rectangle:
+            (left, top), (right, bottom) = low[:, by].tolist(), high[:, by].tolist()
+            return Rectangle(float(TURNS[by]), left, right, top, bottom, float(blot.sum() / areas[by]))
+
+        smallest = turned(int(areas.argmin()))
+        return turned(LEVEL) if smallest.round else smallest  # a disc does not tell how it lies
+
+    @property
+    def square(self) -> bool:
+        sides = self.right - self.left, self.bottom - self.top
+        return max(sides) < SQUARE * min(sides)
+
+    @property
+    def round(self) -> bool:
+        return self.square and self.full <= FULL
+
+    def fills(self, share: float = 1.0) -> bool:
+        """Whether the blot is this rectangle, or has so much of what one must have."""
+        return self.full > FULL * share
+
+    def fills_as_disc(self, share: float = 1.0) -> bool:
+        return self.square and self.full > ROUND * share
