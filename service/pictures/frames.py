@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from service.bundle import Array
 from service.pictures.blots import Mask, components, grown
 from service.pictures.levels import Departure, median
 from service.pictures.rectangle import Rectangle

@@ -1,4 +1,4 @@
-"""The smallest rectangle around a blot, turned as the blot lies: whether it is a sheet's, a disc's, or neither. Knows no light."""
+"""The smallest rectangle around a blot, turned as the blot lies: whether it is a sheet's, a disc's, or neither."""
 
 from __future__ import annotations
 
