@@ -74,9 +74,10 @@ RECONSTRUCTIONS = TensorSpec("reconstructions", "float", "NCHW")
 ENCODER = GraphSpec(inputs=(IMAGES,), outputs=(LENGTHS, CAPSULES))
 DECODER = GraphSpec(inputs=(POSES, CLASSES), outputs=(RECONSTRUCTIONS,))
 
-# What `boxed` pictures are fitted into, by max_objects. Of the frame's side, the longer side of what is written: of one digit; or
-# of two, which lie three pixels apart in the mean when each is moved by up to four.
-BOX = {1: 20 / 28, 2: 23 / 36}
+# What `boxed` pictures are fitted into, by max_objects, in pixels where digits are as large as MNIST's: the frame's shorter side,
+# and the longer side of what is written, of one digit or of two, which lie three apart in the mean, each moved by up to four.
+FRAME = {1: 28, 2: 36}
+BOX = {1: 20, 2: 23}
 
 # How far a replay may be from what the exporter saw: other processors and TF32 round differently, int8 kernels more so.
 REPLAY_TOLERANCE: dict[Variant, float] = {"fp32": 2e-3, "int8": 2e-2}

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from service.batcher import Batcher
 from service.bundle import Array
 from service.engine import DRAWN_TOGETHER, CapsNet, Labels, Perception
-from service.errors import TurnedAway
+from service.errors import TurnedAway, Unprocessable
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
 from service.verdict import Judge, Verdict
@@ -82,9 +82,20 @@ class Served:
     async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
         """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
         perception, stages = await self._perceive(images, complete, drawn)
+        self._expect_numbers(perception)
         verdicts = self.judge.verdicts(perception)
         self._predictions.saw(perception, verdicts)
         return Judged(perception, verdicts, stages)
+
+    def _expect_numbers(self, perception: Perception) -> None:
+        """A network that divides by nought does so for single pictures: all others are answered, and JSON has no NaN."""
+        strange = np.flatnonzero(~np.isfinite(perception.lengths).all(axis=1))
+        if len(strange):
+            self._metrics.failures.labels(self.manifest.name).inc()
+            logger.error("model %s makes no numbers of a picture", self.manifest.name)
+            raise Unprocessable(
+                f"model {self.manifest.name} makes no numbers of picture {strange[0]}: send it to another, and train this anew"
+            )
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W), and where the time went."""

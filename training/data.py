@@ -17,11 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from service.bundle import BOX
+from service.bundle import BOX, FRAME
 from training.errors import DataError, chosen
 from training.sources import FILES, SOURCES, Source, check, file_of, find, unpack
 
-FRAME = (28, 28)  # pixels of MNIST's pictures
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
@@ -97,13 +96,14 @@ class DataSet:
 
     @cached_property
     def boxed(self) -> bool:
-        """Whether ink was fitted into a box, as MNIST's was: 20 of 28 pixels on its longer side. The service then does so too."""
+        """Whether ink was fitted into a box, as MNIST's was: its longer side is 20 pixels of 28, or as much of another size. The
+        service then does so too."""
         images = self.train.sample(LOOKED_AT).images
-        if images.shape[1:] != (1, *FRAME):
+        if images.shape[1] != 1:
             return False
-        ink = images[:, 0] > 0
+        ink, scale = images[:, 0] > 0, min(images.shape[2:]) / FRAME[1]
         longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
-        return bool((longer == round(BOX[1] * FRAME[0])).float().mean() > BOXED_SHARE)
+        return bool(((longer - BOX[1] * scale).abs() <= scale / 2).float().mean() > BOXED_SHARE)
 
     @cached_property
     def dark_on_light(self) -> bool:

@@ -182,6 +182,12 @@ def _measure(
 ) -> _Findings:
     """By ONNX Runtime, as the service will run them."""
     batches = partial(fixed_batches, validation, settings.pairs)
+    for variant, model in models.items():
+        strange = sum(int((~model.classify(batch.images).lengths.isfinite().all(dim=1)).sum()) for batch in batches())
+        if strange:
+            raise ExportError(
+                f"{variant} makes no numbers of {strange} of {len(validation)} validation pictures: nothing to serve"
+            )
     return _Findings(
         parity=worst,
         usual=usual(models["fp32"], batches(), classes),
@@ -229,11 +235,12 @@ def write_graphs(
 
 
 def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]) -> float:
-    """Largest difference over all outputs, for small batches of random pictures; NaN if one of them is."""
+    """Largest difference over all outputs, for small batches of random pictures and a blank one; NaN if one of them is."""
     generator, reference = torch.Generator().manual_seed(0), TorchModel(network)
     differences = []
     for count in PARITY_BATCHES:
         images = torch.rand(count, *image_shape, generator=generator)
+        images[1:2] = 0
         expected, found = reference.classify(images), model.classify(images)
         winners = objects(expected.lengths, 1)
         drawn = drawings_of(reference, expected.capsules, winners), drawings_of(model, expected.capsules, winners)

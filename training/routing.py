@@ -24,7 +24,9 @@ class Routing(Protocol):
     def __call__(self, votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor: ...
 
 
-EPSILON = 1e-8  # under the root of every length: a zero vector then divides nothing by nought, and its gradient is finite
+# Under the root of every length: a zero vector then divides nothing by nought, and its gradient is finite. At 1e-8 the exporter's
+# optimizer takes it for nought, and leaves it out.
+EPSILON = 1e-7
 
 
 def dynamic(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:

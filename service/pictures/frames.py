@@ -1,7 +1,7 @@
 """Lines drawn around a digit or along it, which are no part of it: a form's box, a teacher's ring, an underline. Knows no digits.
 
 A frame is a blot of its own whose outline is a rectangle's or a disc's, and what is written lies inside, on all sides of it some
-of the frame. Whatever else the picture shows, it is what is framed that somebody wants read.
+of the frame. Words beside it say what is asked for; anything larger there may be meant as well, and then nothing is taken away.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ from numpy.typing import NDArray
 
 from service.pictures.blots import Mask, components, grown
 from service.pictures.levels import Departure, median
-from service.pictures.rectangle import Rectangle
+from service.pictures.rectangle import SQUARE, Rectangle
 
 FAINT = 0.6  # of the threshold that parts ink from paper: lines may be this pale
 SPECK = 0.04  # of the longest blot: what is shorter is dirt
 FILLING = 0.25  # of a frame's longer side: what is shorter is dirt, as in a 0
-RINGED = 0.5  # of a ring's diameter: what is shorter may be the stroke in a 0
+# Of a frame like a 0's outline, a ring or an upright rectangle: what is shorter may be the dot or the stroke in a 0.
+RINGED, UPRIGHT = 0.6, 0.5
 AROUND = 0.7  # of the rows and columns of what is framed: those that end at the frame on either side
 BESIDE = 0.6  # of what is framed: how long something outside may be, a word of what is asked for; else who knows which is meant
 THIN = 0.12  # of a line's length: the most that it may be high
-BEYOND = 0.1  # of what is written: how far a line must reach to either side
-AWAY = 0.06  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
+BEYOND = 0.18  # of what is written: how far a line must reach to either side
+AWAY = 0.065  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
+SHORTEST = 0.15  # of a line's length: what is shorter is dirt above a line on which nothing is written
 MANY = 20  # blots, of which none frames others
 NESTED = 3  # frames, one in another
 
@@ -31,7 +33,7 @@ Places = NDArray[np.intp]
 
 
 def unframed(departing: Departure) -> Departure | None:
-    """Of what is framed that alone, or all but a line along it; None where there is nothing of the kind."""
+    """Of what is framed that alone, or all but a line below it; None where there is nothing of the kind."""
     mask = departing.line > FAINT * departing.threshold
     if not departing.written or not _in_parts(mask):
         return None
@@ -43,13 +45,14 @@ def unframed(departing: Departure) -> Departure | None:
         return None
     for _ in range(NESTED):
         blots = blots.framed() or blots
+    framed = blots is not every
     blots = blots.without_a_line() or blots
     if blots is every:
         return None
     kept = np.isin(every.numbers, blots.names)
     others = (every.numbers > 0) & ~kept
     # Smooth edges are its own as well, but not those of a frame.
-    return Departure(np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0))
+    return Departure(np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0), framed)
 
 
 def _in_parts(mask: Mask) -> bool:
@@ -104,9 +107,11 @@ class _Blots(NamedTuple):
         if beside.longest > BESIDE * framed.longest:
             return None
         shape = _outline(frame)
-        if shape is None or (not shape.fills() and framed.longest < RINGED * self.some(~others).longest):
+        if shape is None:
             return None
-        return framed
+        upright = shape.bottom - shape.top > SQUARE * (shape.right - shape.left)
+        least = UPRIGHT * upright if shape.fills() else RINGED
+        return framed if framed.longest > least * self.some(~others).longest else None
 
     def _encloses(self, frame: Mask, number: int) -> bool:
         """Whether some of the frame lies on all sides of a blot, and not too far off."""
@@ -124,7 +129,8 @@ class _Blots(NamedTuple):
         return max(width, height) > FILLING * max(before + width + after, above + height + below)
 
     def without_a_line(self) -> _Blots | None:
-        """All but the widest, if that is a straight line above or below them which reaches beyond them on either side."""
+        """All but the widest, if that is a straight line below them which reaches beyond them on either side. Not above: that is
+        where a 7 has its bar."""
         if len(self.names) < 2:
             return None
         widest = int((self.right - self.left).argmax())
@@ -138,9 +144,8 @@ class _Blots(NamedTuple):
         if box.bottom - box.top > THIN * (box.right - box.left):
             return None
         across = slice(left, right + 1)
-        written = np.isin(self.numbers[:, across], rest.names)
-        below, above = (_apart(written[turn], line[turn, across]) for turn in (slice(None), slice(None, None, -1)))
-        return rest if max(below, above) > AWAY * (bottom - top + 1) else None
+        below = _apart(np.isin(self.numbers[:, across], rest.names), line[:, across])
+        return rest if below > AWAY * (bottom - top + 1) and rest.longest > SHORTEST * (box.right - box.left) else None
 
 
 def _clear(side: Mask) -> Places:
@@ -151,7 +156,7 @@ def _clear(side: Mask) -> Places:
 
 
 def _apart(written: Mask, line: Mask) -> int:
-    """How many rows are between them in the column where they are nearest, if the line is below."""
+    """How many rows are between them in the column where they are nearest; fewer than none if the line is above."""
     last = len(written) - 1 - written[::-1].argmax(axis=0)
     both = written.any(axis=0) & line.any(axis=0)
     return int((line.argmax(axis=0) - last)[both].min(initial=len(line))) - 1

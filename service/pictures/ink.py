@@ -32,11 +32,16 @@ def ink_of(picture: Image.Image) -> Array:
     """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
     colours = _colours(picture, LARGEST)
     sheet = sheet_of(colours)
-    ink = _cleaned(departure(colours if sheet is None else sheet))
+    departing = departure(colours if sheet is None else sheet.colours)
+    if sheet is not None and sheet.lined and (whole := departure(colours)).framed:
+        sheet, departing = None, whole
+    ink = _cleaned(departing)
     if sheet is not None and not ink.any():
         sheet, ink = None, _cleaned(departure(colours))
     if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
         closer = _closer(picture, place, on_sheet=sheet is not None)
+        if departing.framed:
+            closer = closer * place.seen(ink, closer.shape)
         return closer if closer.any() else ink
     return ink
 
@@ -48,7 +53,7 @@ def _closer(picture: Image.Image, place: _Place, on_sheet: bool) -> Array:
         sheet = sheet_of(colours)
         if sheet is None:
             return np.zeros((1, 1), np.float32)
-        colours = sheet
+        colours = sheet.colours
     return _cleaned(departure(place.cut(colours)))
 
 
@@ -59,8 +64,13 @@ class _Place(NamedTuple):
     columns: tuple[float, float]
     longer: int
 
+    def seen(self, ink: Array, size: tuple[int, ...]) -> Array:
+        """(h, w) of the part looked at closer: 1 where, or hardly beside where, there was ink from afar."""
+        near = self.cut(grown(ink > 0).astype(np.float32))
+        return np.asarray(Image.fromarray(near).resize(size[::-1], Image.Resampling.NEAREST))
+
     def cut(self, colours: Array) -> Array:
-        height, width, _ = colours.shape
+        height, width = colours.shape[:2]
         top, bottom = (round(part * height) for part in self.rows)
         left, right = (round(part * width) for part in self.columns)
         return colours[top:bottom, left:right]

@@ -61,6 +61,7 @@ class Departure:
     """How far each pixel departs from the paper, along the line through colour space to the ink."""
 
     line: Array  # (h, w)
+    framed: bool = False  # what is left is what a frame encloses
 
     @cached_property
     def levels(self) -> Array:

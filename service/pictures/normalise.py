@@ -12,7 +12,7 @@ import math
 import numpy as np
 from PIL import Image
 
-from service.bundle import BOX, Array
+from service.bundle import BOX, FRAME, Array
 from service.pictures.blots import extremes, stroke_width
 from service.pictures.ink import ink_of
 
@@ -26,7 +26,8 @@ BLOCKY = 1024  # pixels of the longer side; where pictures are larger nobody wou
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
 ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
 
-# Widths of strokes in final pixels. Nearly all of MNIST's lie between these; others are drawn to the nearer.
+# Widths of strokes in final pixels, where digits are as large as MNIST's. Nearly all of MNIST's lie between these; others are
+# drawn to the nearer.
 THINNEST, THICKEST = 2.0, 2.8
 
 
@@ -69,7 +70,7 @@ def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Ar
         negative: Array = 1 - grey
         if _as_trained(negative, objects):
             return negative
-    return _framed(_mended(ink_of(picture), BOX[objects] * min(height, width)), height, width)
+    return _framed(_mended(ink_of(picture), BOX[objects], min(height, width) / FRAME[objects]), height, width)
 
 
 def _unblocked(picture: Image.Image) -> Image.Image:
@@ -96,7 +97,8 @@ def _as_trained(image: Array, objects: int) -> bool:
         return True
     down, across = image.sum(axis=1), image.sum(axis=0)
     rows, columns = np.flatnonzero(down), np.flatnonzero(across)
-    if abs(1 + int(max(rows[-1] - rows[0], columns[-1] - columns[0])) - BOX[1] * min(height, width)) > 1:
+    scale = min(height, width) / FRAME[1]
+    if abs(1 + int(max(rows[-1] - rows[0], columns[-1] - columns[0])) - BOX[1] * scale) > max(1, scale):
         return False
     return abs(_middle(down) - height / 2) < CENTRED and bool(abs(_middle(across) - width / 2) < CENTRED)
 
@@ -106,8 +108,8 @@ def _middle(mass: Array) -> float:
     return float(mass @ np.arange(len(mass), dtype=np.float32)) / float(mass.sum())
 
 
-def _mended(ink: Array, box: float) -> Array:
-    """The digit alone, fitted into the box, its strokes of a width the network has seen."""
+def _mended(ink: Array, box: int, scale: float) -> Array:
+    """The digit alone, fitted into the box, its strokes of a width the network has seen; both are so many times as large."""
     digit = _cropped(ink)
     if not digit.size:
         return digit
@@ -118,7 +120,7 @@ def _mended(ink: Array, box: float) -> Array:
     if reach:
         fine = _extremes(fine, reach, np.maximum if wanted > stroke else np.minimum)
     fine = _cropped(fine)
-    return _resized(fine, box / max(fine.shape)) if fine.size else fine
+    return _resized(fine, box * scale / max(fine.shape)) if fine.size else fine
 
 
 def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:

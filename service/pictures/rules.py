@@ -47,7 +47,7 @@ def unruled(departing: Departure) -> Departure:
         if turn < 2 or taken:
             line, taken = _without(line, threshold, taken)
             line = line.T
-    return Departure(line.T) if taken else departing
+    return Departure(line.T, departing.framed) if taken else departing
 
 
 class _Weight(NamedTuple):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -29,7 +30,12 @@ EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is no
 RIM = 0.15  # of a disc's: what is left of it is the square inside
 
 
-def sheet_of(colours: Array) -> Array | None:
+class Sheet(NamedTuple):
+    colours: Array  # (h, w, 3 or 1)
+    lined: bool  # its edge may be a line drawn on a larger sheet: a table's cell
+
+
+def sheet_of(colours: Array) -> Sheet | None:
     """(h, w, 3 or 1) -> the sheet alone, upright, of as many channels; None where the whole picture is one."""
     step = -(-max(colours.shape[:2]) // COARSE)
     light = lightness(colours[::step, ::step])
@@ -37,8 +43,8 @@ def sheet_of(colours: Array) -> Array | None:
         return None
     for mask in _masks(light):
         whole = _enclosing(mask, light)
-        if whole is not None and _ends_sharply(whole, light) and not _goes_on(whole, light):
-            return _upright(colours, whole, step)
+        if whole is not None and _ends_sharply(whole, light):
+            return Sheet(_upright(colours, whole, step), _goes_on(whole, light))
     return None
 
 
@@ -122,8 +128,9 @@ def _ends_sharply(whole: Mask, light: Array) -> bool:
 
 
 def _goes_on(whole: Mask, light: Array) -> bool:
-    """Whether the paper does behind the edge, which is a line then: a table's cell, or a box that is drawn on the sheet."""
-    beyond = light[~grown(grown(whole))]
+    """Whether the paper does behind the edge, which then is no wider than a line."""
+    line = grown(whole)
+    beyond = light[grown(line) & ~line]
     return bool(beyond.size) and bool((np.abs(beyond - np.float32(median(light[whole]))) < APART).mean() > 0.5)
 
 

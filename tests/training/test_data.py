@@ -263,7 +263,9 @@ def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet,
     few[:60, :, 0, 0] = 1  # in three of twenty pictures
     assert not replace(data, train=replace(data.train, images=few)).boxed
     larger = boxed.train.images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
-    assert not replace(data, train=replace(data.train, images=larger)).boxed
+    assert replace(data, train=replace(data.train, images=larger)).boxed
+    padded = torch.nn.functional.pad(boxed.train.images, (2, 2, 2, 2))  # to 32x32, as for LeNet: 20 of 32 is another box
+    assert not replace(data, train=replace(data.train, images=padded)).boxed
     assert not replace(data, train=replace(data.train, images=torch.zeros_like(few))).boxed
 
 
