@@ -16,7 +16,7 @@ from service.bundle import Bundle
 from service.crew import in_own_thread
 from service.engine import CapsNet
 from service.errors import Busy, StartError, UnknownModel
-from service.manifest import BundleError
+from service.manifest import MANIFEST, BundleError
 from service.metrics import Metrics
 from service.process import cpus, interpreter
 from service.runtime import CPU
@@ -30,6 +30,7 @@ Change = Literal["added", "replaced", "removed", "unchanged"]
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 1.0  # seconds
+LEFT_ALONE = (".", "_", "lost+found")  # how names of folders begin that are no bundles; the last is a volume's own
 
 
 def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict[str, CapsNet]:
@@ -45,7 +46,10 @@ def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict
 
 def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
     if net.manifest.name in nets:
-        raise BundleError(f"{folder}: expected a name of its own, found {net.manifest.name} again")
+        raise BundleError(
+            f"{folder}: expected a name of its own, found {net.manifest.name} again; change `name` in its manifest.json, or "
+            "begin the folder's name with _, and it is left alone"
+        )
     nets[net.manifest.name] = net
     return net
 
@@ -53,10 +57,12 @@ def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
 def folders(settings: Settings) -> list[Path]:
     try:
         with os.scandir(settings.models) as entries:
-            names = [entry.name for entry in entries if not (entry.name.startswith((".", "_")) or _is_file(entry))]
+            names = [entry.name for entry in entries if not (entry.name.startswith(LEFT_ALONE) or _is_file(entry))]
         what = "none in it"
     except OSError as error:
         names, what = [], str(error.strerror)
+    if (settings.models / MANIFEST).exists():
+        raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that it lies in")
     if not names:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
     return [settings.models / name for name in sorted(names)]

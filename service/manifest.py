@@ -141,7 +141,7 @@ class Manifest(_Part):
     format: Literal["capserve/1"]
     name: Name
     version: Name
-    classes: tuple[str, ...] = Field(min_length=2)
+    classes: tuple[Annotated[str, Field(max_length=64)], ...] = Field(min_length=2)  # as long as a request may name
     image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]
@@ -194,7 +194,10 @@ def manifest_of(folder: Path) -> Manifest:
             raise BundleError(f"{path}: expected at most {MANIFEST_LIMIT} bytes, found {size}")
         values = json.loads(path.read_bytes(), parse_constant=_no_number)
     except OSError as error:
-        raise BundleError(f"{folder}: no bundle there: expected a readable {MANIFEST}, found {error.strerror}") from error
+        raise BundleError(
+            f"{folder}: no bundle there: expected a readable {MANIFEST}, found {error.strerror}; a folder whose name begins "
+            "with _ is left alone"
+        ) from error
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, found {error}") from error
     if isinstance(values, dict):

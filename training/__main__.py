@@ -2,8 +2,8 @@
 
 captrain train --preset compact --out runs/compact          # a checkpoint, history.csv, TensorBoard
 captrain evaluate runs/compact                              # test error, on torch and on ONNX Runtime
-captrain export runs/compact --bundle models/compact --int8
-captrain figures models/compact --out figures
+captrain export runs/compact --bundle models/mine --int8
+captrain figures models/mine --out figures
 """
 
 from __future__ import annotations
@@ -33,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _told(error, TrainingError.exit_status)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        extra = "cpu (or gpu)" if package == "onnxruntime" else "train"
-        return _told(f"{package} is not installed; `pip install 'capserve[{extra}]'` brings it", TrainingError.exit_status)
+        return _told(f"{package} is not installed; `make install` in the checkout brings it", TrainingError.exit_status)
     except KeyboardInterrupt:
         return StoppedError.exit_status
     return 0

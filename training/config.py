@@ -74,6 +74,8 @@ class CapsuleNet(_Part):
     kind: Literal["capsules"] = "capsules"
 
     def __post_init__(self) -> None:
+        if not self.stem:
+            raise SettingError("expected at least one convolution in the stem, found none")
         if not 1 <= self.iterations <= 100:
             raise SettingError(f"iterations must be from 1 to 100, got {self.iterations}")
         if not 0 < self.transform_scale <= 10:  # at 0 all votes would stay alike; a NaN is not
@@ -316,4 +318,5 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    return chosen("preset", name, PRESETS)
+    """As it will be read again from a checkpoint: whoever wrote lists in place of tuples finds tuples there."""
+    return Config.from_dict(chosen("preset", name, PRESETS).to_dict())

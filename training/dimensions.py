@@ -86,6 +86,8 @@ def aligned(network: Network, found: Poses) -> Network:
     encoder, decoder = turned.encoder, turned.decoder
     if not isinstance(encoder, CapsuleEncoder):
         return turned  # a plain CNN has no pose to turn
+    if found.poses.shape[1] > math.prod(decoder.image_shape):
+        return turned  # more values than pixels that they could change
     model, classes = TorchModel(network), len(decoder.labels)
     unit = _deviation(model, found)
     groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found] * classes

@@ -4,6 +4,7 @@ the perturbation sheet, the curves."""
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -45,7 +46,10 @@ def figures(
         "curves.png": curves(history),
     }
     contents = {name: _png(figure) for name, figure in drawn.items() if figure is not None}
-    out.mkdir(parents=True, exist_ok=True)  # all are drawn by now: what fails before leaves the old ones as they are
+    try:
+        out.mkdir(parents=True, exist_ok=True)  # all are drawn by now: what fails before leaves the old ones as they are
+    except OSError as error:
+        raise ExportError(f"could not make the folder {out}: {error.strerror}; choose another --out") from error
     for name, content in contents.items():
         write_atomically(out / name, content)
     for name in drawn.keys() - contents.keys():
@@ -129,7 +133,7 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
         _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
-    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10)
+    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10, parse_math=False)
     return figure
 
 
@@ -139,9 +143,12 @@ def curves(history: Sequence[dict[str, float]]) -> Figure | None:
     figure = Figure(figsize=(10, 3.5), layout="constrained")
     loss, error = figure.subplots(1, 2)
     epochs = [row["epoch"] for row in history]
-    loss.plot(epochs, [row["loss"] for row in history], label="training loss")
-    error.plot(epochs, [row["training_error"] for row in history], label="training (augmented)")
-    error.plot(epochs, [row["validation_error"] for row in history], label="validation")
+    for axes, key, label in (
+        (loss, "loss", "training loss"),
+        (error, "training_error", "training (augmented)"),
+        (error, "validation_error", "validation"),
+    ):
+        axes.plot(epochs, [row[key] or math.nan for row in history], label=label, marker=".")  # no logarithm of 0 %
     for axes, unit in ((loss, "loss"), (error, "error, %")):
         axes.set(xlabel="epoch", ylabel=unit, yscale="log")
         axes.grid(alpha=0.3, which="both")
@@ -166,11 +173,11 @@ def _picture(axes: Axes, image: Tensor, title: str) -> None:
     axes.imshow(channels_last.numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_title(title, fontsize=8)
+    axes.set_title(title, fontsize=8, parse_math=False)
 
 
 def _row_title(axes: Axes, text: str) -> None:
-    axes.set_ylabel(text, fontsize=7, rotation=0, ha="right", va="center")
+    axes.set_ylabel(text, fontsize=7, rotation=0, ha="right", va="center", parse_math=False)
 
 
 def _names(indices: Tensor, classes: tuple[str, ...]) -> str:

@@ -14,8 +14,6 @@ import zlib
 from dataclasses import dataclass
 from pathlib import Path
 
-from tqdm import tqdm
-
 from training.errors import DataError
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
@@ -79,6 +77,12 @@ def find(dataset: str, folder: Path | None) -> Path:
     if folder is not None:
         return _held(folder, dataset)
     if shared := os.environ.get("CAPSERVE_DATA"):
+        if not Path(shared).is_dir():
+            raise DataError(
+                f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it and the data is downloaded"
+            )
+        if dataset == "folder" or any(file_of(Path(shared), name) for name in FILES):
+            _held(Path(shared), dataset)  # or else an error that says which of the four are missing
         if dataset == "folder":
             return _held(Path(shared), dataset)
         held = _holding(Path(shared), dataset)
@@ -143,6 +147,8 @@ def unpack(packed: bytes, origin: Path) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
+    from tqdm import tqdm  # who asks for --help may have none
+
     with urllib.request.urlopen(url, timeout=30) as response:
         total = int(response.headers.get("Content-Length") or 0) or None
         chunks = []

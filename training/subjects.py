@@ -32,7 +32,7 @@ class Subject:
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
-        found = matching_data(self.config, self.classes, folder)
+        found = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
         if its_own:
             found.expect(self.digest)
         return found
@@ -43,9 +43,9 @@ class Subject:
             yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
-def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None) -> DataSet:
+def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None, any_files: bool = False) -> DataSet:
     """The data set that a network was trained on, or one of the same classes and picture size."""
-    found = load(config.training.dataset, folder)
+    found = load(config.training.dataset, folder, any_files)
     if found.classes != classes:
         raise DataError(
             f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {ITS_OWN}"

@@ -68,7 +68,10 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's stubs lack it
     run = Run(start, data, out, place)  # first: of settings that mean nothing no folder is left
     place.wait()  # all have looked before the leader writes
-    out.mkdir(parents=True, exist_ok=True)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"could not make the folder {out}: {error.strerror}; choose another --out") from error
     if place.leads and data.dark_on_light:
         print(f"the pictures in {data.folder} look dark on light: what training moves in from outside is 0, so store 255 - x")
     if run.ended and place.leads:

@@ -41,7 +41,7 @@ def ink_of(picture: Image.Image) -> Array:
     if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
         closer = _closer(picture, place, on_sheet=sheet is not None)
         if departing.framed:
-            closer = closer * place.seen(ink, closer.shape)
+            closer = closer * place.seen(ink, *closer.shape)
         return closer if closer.any() else ink
     return ink
 
@@ -64,10 +64,10 @@ class _Place(NamedTuple):
     columns: tuple[float, float]
     longer: int
 
-    def seen(self, ink: Array, size: tuple[int, ...]) -> Array:
+    def seen(self, ink: Array, height: int, width: int) -> Array:
         """(h, w) of the part looked at closer: 1 where, or hardly beside where, there was ink from afar."""
         near = self.cut(grown(ink > 0).astype(np.float32))
-        return np.asarray(Image.fromarray(near).resize(size[::-1], Image.Resampling.NEAREST))
+        return np.asarray(Image.fromarray(near).resize((width, height), Image.Resampling.NEAREST))
 
     def cut(self, colours: Array) -> Array:
         height, width = colours.shape[:2]

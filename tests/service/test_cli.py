@@ -51,7 +51,11 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
     ("arguments", "environment", "told"),
     [
         (["--models", "/nonexistent"], {}, "expected a folder of bundles, found No such file or directory; name another"),
-        (["--models", str(BUNDLES / "tiny")], {}, "expected a folder of bundles, found none in it; name another"),
+        (
+            ["--models", str(BUNDLES / "tiny")],
+            {},
+            "expected a folder of bundles, found a bundle; name the folder that it lies in",
+        ),
         (["--models", "/dev/null"], {}, "expected a folder of bundles, found Not a directory; name another"),
         (["--model", "huge"], {}, "has only tiny"),
         ([], {"CAPSERVE_APIKEY": "secret"}, "CAPSERVE_APIKEY: there is no such setting; expected CAPSERVE_API_KEY"),
@@ -270,7 +274,7 @@ def test_check_refuses_what_serve_would(tmp_path: Path) -> None:
     for verb in ("check", "serve"):
         done = run(verb, CAPSERVE_MODELS=str(tmp_path))
         assert done.returncode == 2
-        assert "expected a name of its own, found tiny again" in done.stdout + done.stderr
+        assert "expected a name of its own, found tiny again; change `name` in its manifest.json, or" in done.stdout + done.stderr
         done = run(verb, "--model", "nope")
         assert done.returncode == 2
         assert "CAPSERVE_MODEL=nope" in done.stderr

@@ -22,7 +22,7 @@ from service.errors import StartError
 from service.manifest import BundleError, record
 from service.process import cpus
 from tests.service.bundles import renewed
-from tests.service.conftest import TINY
+from tests.service.conftest import TINY, serving, settings
 from tests.service.processes import ROOT
 
 CPU = {"threads": 1, "cuda_memory": 1, "cuda_graphs": False}
@@ -168,6 +168,28 @@ def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(m
     monkeypatch.setattr(sessions.CpuSession, "run", dividing)
     with pytest.raises(BundleError, match="tiny: expected numbers for a blank picture, found some that are none"):
         engine.load(made, "auto", device)
+
+
+def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_answered(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
+) -> None:
+    """JSON has no NaN, and neither have pose tokens."""
+    classify, strange = CapsNet.classify, {"is": True}
+
+    def dividing(net: CapsNet, images: Array) -> tuple[Array, Array]:
+        lengths, capsules = classify(net, images)
+        return (lengths * np.nan if strange["is"] and images.any() else lengths), capsules
+
+    monkeypatch.setattr(CapsNet, "classify", dividing)
+    with serving(settings(), nets) as client:
+        answer = client.post("/predict", content=seven, headers={"Content-Type": "image/png"})
+        assert answer.status_code == 422
+        assert "model tiny makes no numbers of picture 0" in answer.json()["detail"]
+        pixels = {"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 784}
+        assert client.post("/v2/models/tiny/infer", json={"inputs": [pixels]}).status_code == 422
+        assert client.get("/readyz").status_code == 200
+        strange["is"] = False
+        assert client.post("/predict", content=seven, headers={"Content-Type": "image/png"}).json()["label"] == "7"
 
 
 def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:

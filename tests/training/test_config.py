@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from training.config import PRESETS, Config, preset
+from training.config import PRESETS, Config, Decoder, preset
 from training.errors import SettingError, TrainingError, UnknownNameError
 
 
@@ -60,6 +60,18 @@ def test_cross_entropy_is_for_a_softmax(name: str) -> None:
     training = dataclasses.replace(PRESETS[name].training, loss="cross_entropy")
     with pytest.raises(SettingError, match=rf"cross_entropy is for outputs that sum to 1, and those of {name} do not"):
         dataclasses.replace(PRESETS[name], training=training)
+
+
+def test_a_preset_written_with_lists_is_the_one_that_a_checkpoint_gives_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tiny = PRESETS["tiny"]
+    network = dataclasses.replace(tiny.network, stem=list(tiny.network.stem), decoder=Decoder(hidden=[10]))  # type: ignore[arg-type]
+    monkeypatch.setitem(PRESETS, "lists", dataclasses.replace(tiny, network=network))
+    assert preset("lists") == tiny
+
+
+def test_a_network_without_a_stem_is_told() -> None:
+    with pytest.raises(SettingError, match="at least one convolution in the stem"):
+        dataclasses.replace(PRESETS["tiny"].network, stem=())
 
 
 @pytest.mark.parametrize("scale", [0.0, -1.0, float("nan")])

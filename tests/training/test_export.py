@@ -26,10 +26,11 @@ from training.checkpoint import Checkpoint
 from training.config import PRESETS, CapsuleNet, Config, PlainNet
 from training.data import DataSet
 from training.devices import Place
+from training.dimensions import Poses, aligned
 from training.errors import ExportError
 from training.evaluate import TorchModel, evaluate, fixed_batches
-from training.export import PARITY, export, parity, record_test, write_graphs
-from training.networks import Network
+from training.export import PARITY, PARITY_BATCHES, export, parity, record_test, write_graphs
+from training.networks import Encoding, Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
 from training.train import train
@@ -374,6 +375,45 @@ def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data
     with pytest.raises(ExportError, match="expected finite weights"):
         export(replace(finished, average=poisoned), data, tmp_path / "shapes", quantised=False, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("routing", ["dynamic", "agreement"])
+def test_where_all_votes_are_zero_the_graph_has_numbers_as_torch_does(routing: str, tmp_path: Path) -> None:
+    """What is added under a root is so little that an optimizer of graphs may take it for nothing."""
+    config = replace(PRESETS["tiny"].network, routing=routing)
+    network = Network(config).eval()
+    with torch.no_grad():
+        network.encoder.routed.transforms.zero_()
+    images = torch.rand(2, *config.image_shape)
+    model = write_graphs(graphs.storable(network), config, tmp_path, calibration=None)["fp32"]
+    torch.testing.assert_close(model.classify(images).lengths, TorchModel(network).classify(images).lengths, atol=1e-6, rtol=0)
+    assert float(model.classify(images).lengths.min()) > 1e-4  # the root of what was added
+
+
+def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
+    finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    classify = OnnxModel.classify
+
+    def dividing(model: OnnxModel, images: Tensor) -> Encoding:
+        found = classify(model, images)
+        if len(images) > PARITY_BATCHES[-1]:  # so not while it is compared with torch
+            found.lengths[0] = torch.nan
+        return found
+
+    monkeypatch.setattr(OnnxModel, "classify", dividing)
+    with pytest.raises(ExportError, match=r"fp32 makes no numbers of \d+ of \d+ validation pictures"):
+        export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_pose_may_have_more_values_than_a_picture_has_pixels() -> None:
+    """Its axes stay as they were learned: not each of them can change something of its own."""
+    config = replace(PRESETS["tiny"].network, image_shape=(1, 14, 14), pose_size=200)
+    network = Network(config).eval()
+    poses = Poses(torch.rand(30, 200), torch.arange(30) % 10)
+    for before, after in zip(network.parameters(), aligned(network, poses).parameters(), strict=True):
+        torch.testing.assert_close(before, after)
 
 
 def test_a_run_that_is_not_at_its_end_says_so(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
