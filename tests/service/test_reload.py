@@ -51,6 +51,7 @@ def keyed(folder: Path) -> Iterator[httpx.Client]:
 def test_folders_that_are_put_aside_are_not_looked_into(folder: Path, keyed: httpx.Client) -> None:
     for aside in ("_before", ".old"):
         shutil.copytree(folder / "tiny", folder / aside)
+    (folder / "lost+found").mkdir()  # as in a volume of its own
     assert reloaded(keyed) == {"tiny": "unchanged"}
 
 

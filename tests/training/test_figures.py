@@ -1,5 +1,6 @@
 """Figures of an untrained network: which are drawn, and of what size and colour."""
 
+import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from training.config import PRESETS
 from training.data import Digits
 from training.errors import ExportError
 from training.evaluate import TorchModel, fixed_batches
-from training.figures import apart, figures, perturbations, redrawn
+from training.figures import apart, curves, figures, perturbations, redrawn
 from training.networks import Network
 
 CLASSES = tuple("0123456789")
@@ -42,6 +43,20 @@ def test_every_figure_that_there_is_something_to_draw_for(pairs: str, side: int,
     written = figures(model(side), fixed_batches(digits(), pairs), CLASSES, DIMENSIONS, [], tmp_path)
     assert expected <= {path.name for path in written} <= expected | {"reconstructions.png"}
     assert sorted(written) == sorted(tmp_path.iterdir())
+
+
+def test_names_of_classes_are_no_formulas(tmp_path: Path) -> None:
+    names = tuple(f"$\\frac{{{name}" for name in CLASSES)
+    written = figures(model(28), fixed_batches(digits(), "none"), names, DIMENSIONS, [], tmp_path)
+    assert "mistakes.png" in {path.name for path in written}
+
+
+def test_a_run_of_one_epoch_without_an_error_has_points_to_see() -> None:
+    figure = curves([{"epoch": 1, "loss": 0.1, "training_error": 2.0, "validation_error": 0.0}])
+    assert figure is not None
+    lines = [line for axes in figure.axes for line in axes.lines]
+    assert {line.get_marker() for line in lines} == {"."}
+    figure.savefig(io.BytesIO())
 
 
 def test_a_row_of_the_perturbation_sheet_says_what_each_dimension_does_and_how_strongly() -> None:
