@@ -82,9 +82,9 @@ def find(dataset: str, folder: Path | None) -> Path:
                 f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it and the data is downloaded"
             )
         if dataset == "folder" or any(file_of(Path(shared), name) for name in FILES):
-            _held(Path(shared), dataset)  # or else an error that says which of the four are missing
-        if dataset == "folder":
-            return _held(Path(shared), dataset)
+            found = _held(Path(shared), dataset)  # or an error that says which of the four are missing
+            if dataset == "folder":
+                return found
         held = _holding(Path(shared), dataset)
         if held and (held.name == dataset or not _of_another(held, dataset)):
             return held

@@ -30,9 +30,8 @@ class Rectangle(NamedTuple):
     def around(blot: Mask) -> Rectangle:
         rows = np.flatnonzero(blot.any(axis=1))
         first, last = blot[rows].argmax(axis=1), blot.shape[1] - blot[rows, ::-1].argmax(axis=1)
-        corners = np.array([[first, last, first, last], [rows, rows, rows + 1, rows + 1]], np.float64).reshape(
-            2, -1
-        )  # of each row
+        edges = [[first, last, first, last], [rows, rows, rows + 1, rows + 1]]
+        corners = np.array(edges, np.float64).reshape(2, -1)  # of each row
         low, high = (
             np.array([extreme(side @ corners, axis=1) for side in (ALONG, ACROSS)])  # (2, turns)
             for extreme in (np.min, np.max)

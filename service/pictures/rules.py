@@ -131,7 +131,7 @@ class _Rule(NamedTuple):
 
     def in_the_middle(self, height: int) -> bool:
         """Of the picture, as a 1 that is cut out closely is, and as no margin."""
-        return abs(median((self.top + self.bottom).astype(np.float32)) / 2 / (height - 1) - 0.5) < MIDDLE
+        return abs(median((self.top + self.bottom).astype(np.float32)) / 2 / max(height - 1, 1) - 0.5) < MIDDLE
 
     def where(self, chosen: Mask) -> _Rule:
         return _Rule(self.columns[chosen], self.top[chosen], self.bottom[chosen], self.dark[chosen])
