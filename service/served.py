@@ -91,7 +91,6 @@ class Served:
         """A network that divides by nought does so for single pictures: all others are answered, and JSON has no NaN."""
         strange = np.flatnonzero(~np.isfinite(perception.lengths).all(axis=1))
         if len(strange):
-            self._metrics.failures.labels(self.manifest.name).inc()
             logger.error("model %s makes no numbers of a picture", self.manifest.name)
             raise Unprocessable(
                 f"model {self.manifest.name} makes no numbers of picture {strange[0]}: send it to another, and train this anew"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from service.bundle import BOX, FRAME
 from training.errors import DataError, chosen
-from training.sources import FILES, SOURCES, Source, check, file_of, find, unpack
+from training.sources import FILES, SOURCES, Source, check, file_of, find, of_another, unpack
 
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
 LONGEST_NAME = 64  # characters of a class, as bundles have it
@@ -104,7 +104,7 @@ class DataSet:
             return False
         ink, scale = images[:, 0] > 0, min(images.shape[2:]) / FRAME[1]
         longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
-        return bool(((longer - BOX[1] * scale).abs() <= scale / 2).float().mean() > BOXED_SHARE)
+        return bool(((longer - BOX[1] * scale).abs() <= max(scale, 1) / 2).float().mean() > BOXED_SHARE)
 
     @cached_property
     def dark_on_light(self) -> bool:
@@ -117,9 +117,11 @@ class DataSet:
 def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> DataSet:
     """Its own files, whose sums are known, or `any_files` of the same classes."""
     source = chosen("data set", dataset, SOURCES)
-    if any_files:
-        source = Source(source.classes)
     found = find(dataset, folder)
+    if any_files:
+        if of_another(found, dataset):
+            raise DataError(f"{found}: expected pictures of the classes of {dataset}, found another known data set")
+        source = Source(() if (found / NAMES).exists() else source.classes)
     train = _digits(found, FILES[0], FILES[1], source)
     test = _digits(found, FILES[2], FILES[3], source)
     if train.images.shape[2:] != test.images.shape[2:]:

@@ -81,12 +81,10 @@ def find(dataset: str, folder: Path | None) -> Path:
             raise DataError(
                 f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it and the data is downloaded"
             )
-        if dataset == "folder" or any(file_of(Path(shared), name) for name in FILES):
-            found = _held(Path(shared), dataset)  # or an error that says which of the four are missing
-            if dataset == "folder":
-                return found
+        if dataset == "folder":
+            return _held(Path(shared), dataset)
         held = _holding(Path(shared), dataset)
-        if held and (held.name == dataset or not _of_another(held, dataset)):
+        if held and (held.name == dataset or not of_another(held, dataset)):
             return held
     if dataset == "folder":
         raise DataError("data set 'folder' needs to be told where: pass --data DIR")
@@ -175,7 +173,7 @@ def _held(folder: Path, dataset: str) -> Path:
     return found
 
 
-def _of_another(folder: Path, dataset: str) -> bool:
+def of_another(folder: Path, dataset: str) -> bool:
     """Whether the files are a known set's, and not this one's: all sets call their files the same."""
     path = file_of(folder, FILES[3])
     assert path is not None, "the folder holds all four"

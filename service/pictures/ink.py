@@ -28,25 +28,26 @@ PALEST = 0.15  # of the ink's strength: what departs by less is paper
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
-def ink_of(picture: Image.Image) -> Array:
+def ink_of(picture: Image.Image, frames: bool = True) -> Array:
     """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
     colours = _colours(picture, LARGEST)
     sheet = sheet_of(colours)
-    departing = departure(colours if sheet is None else sheet.colours)
-    if sheet is not None and sheet.lined and (whole := departure(colours)).framed:
+    departing = departure(colours if sheet is None else sheet.colours, frames)
+    if sheet is not None and sheet.lined and (whole := departure(colours, frames)).framed:
         sheet, departing = None, whole
     ink = _cleaned(departing)
     if sheet is not None and not ink.any():
-        sheet, ink = None, _cleaned(departure(colours))
+        sheet, departing = None, departure(colours, frames)
+        ink = _cleaned(departing)
     if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
-        closer = _closer(picture, place, on_sheet=sheet is not None)
+        closer = _closer(picture, place, sheet is not None, frames)
         if departing.framed:
             closer = closer * place.seen(ink, *closer.shape)
         return closer if closer.any() else ink
     return ink
 
 
-def _closer(picture: Image.Image, place: _Place, on_sheet: bool) -> Array:
+def _closer(picture: Image.Image, place: _Place, on_sheet: bool, frames: bool) -> Array:
     """The ink of a part of the picture, or of its sheet; all zero where the sheet is not found again."""
     colours = _colours(picture, CLOSEST)
     if on_sheet:
@@ -54,7 +55,7 @@ def _closer(picture: Image.Image, place: _Place, on_sheet: bool) -> Array:
         if sheet is None:
             return np.zeros((1, 1), np.float32)
         colours = sheet.colours
-    return _cleaned(departure(place.cut(colours)))
+    return _cleaned(departure(place.cut(colours), frames))
 
 
 class _Place(NamedTuple):

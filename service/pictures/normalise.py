@@ -70,7 +70,9 @@ def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Ar
         negative: Array = 1 - grey
         if _as_trained(negative, objects):
             return negative
-    return _framed(_mended(ink_of(picture), BOX[objects], min(height, width) / FRAME[objects]), height, width)
+    return _framed(
+        _mended(ink_of(picture, frames=objects == 1), BOX[objects], min(height, width) / FRAME[objects]), height, width
+    )
 
 
 def _unblocked(picture: Image.Image) -> Image.Image:

@@ -29,8 +29,8 @@ ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by mor
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
-def departure(colours: Array) -> Departure:
-    """Of (h, w, 3 or 1) from the paper that is the likeliest."""
+def departure(colours: Array, frames: bool = True) -> Departure:
+    """Of (h, w, 3 or 1) from the paper that is the likeliest; where two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
     tried: list[tuple[int, Departure, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
@@ -41,6 +41,8 @@ def departure(colours: Array) -> Departure:
         if tried and min(doubt for doubt, _, _ in tried) <= acceptable:
             break
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
+    if not frames:
+        return rest
     framed = unframed(seen)
     if framed is not None:
         return unruled(framed)

@@ -362,6 +362,12 @@ def test_an_oval_is_a_zero_however_long_the_stroke_in_it(compact: CapsNet) -> No
     assert labels(compact, prepared([zero])).tolist() == [0]
 
 
+def test_where_two_digits_are_looked_for_a_zero_around_a_one_is_no_frame() -> None:
+    both = _zero_around(lambda draw: draw.line([250, 130, 235, 350], fill=255, width=22))
+    alone, beside = (images.prepare(both, (1, 36, 36), normalise=True, objects=objects) for objects in (1, 2))
+    assert beside.sum() > 2 * alone.sum()
+
+
 def _cells_cut_to_their_lines(digit: str) -> Image.Image:
     """A row of three, the middle one written in; the picture ends where the lines do."""
     page = np.pad(drawings.cropped(drawings.written(digit, generator("cells", digit), width=0.05)), 40)
