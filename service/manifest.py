@@ -30,6 +30,7 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+LONGEST_CLASS = 64  # characters of a class, which requests may name
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
 Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last, verdicts go on as between two
@@ -141,7 +142,7 @@ class Manifest(_Part):
     format: Literal["capserve/1"]
     name: Name
     version: Name
-    classes: tuple[Annotated[str, Field(max_length=64)], ...] = Field(min_length=2)  # as long as a request may name
+    classes: tuple[Annotated[str, Field(max_length=LONGEST_CLASS)], ...] = Field(min_length=2)
     image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]

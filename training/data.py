@@ -18,11 +18,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.bundle import BOX, FRAME
+from service.manifest import LONGEST_CLASS
 from training.errors import DataError, chosen
 from training.sources import FILES, SOURCES, Source, check, file_of, find, of_another, unpack
 
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
-LONGEST_NAME = 64  # characters of a class, as bundles have it
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
 NAMES = "classes.txt"  # beside the files of a folder
@@ -191,8 +191,8 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
     names = tuple(name for line in text.splitlines() if (name := line.strip()))
     if len(names) != len(labels):
         raise DataError(f"{path}: expected a name a line for each of the {len(labels)} labels that occur, found {len(names)}")
-    if long := [name for name in names if len(name) > LONGEST_NAME]:
-        raise DataError(f"{path}: expected names of at most {LONGEST_NAME} characters, found {long[0][:LONGEST_NAME]}...")
+    if long := [name for name in names if len(name) > LONGEST_CLASS]:
+        raise DataError(f"{path}: expected names of at most {LONGEST_CLASS} characters, found {long[0][:LONGEST_CLASS]}...")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: expected different names, found {twice[0]} more than once")
     return names

@@ -12,10 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.pictures.blots import Mask, components, grown
-from service.pictures.levels import Departure, median
+from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
-FAINT = 0.6  # of the threshold that parts ink from paper: lines may be this pale
 SPECK = 0.04  # of the longest blot: what is shorter is dirt
 FILLING = 0.25  # of a frame's longer side: what is shorter is dirt, as in a 0
 # Of a frame like a 0's outline, a ring or an upright rectangle: what is shorter may be the dot or the stroke in a 0.
@@ -116,12 +115,10 @@ class _Blots(NamedTuple):
     def _encloses(self, frame: Mask, number: int) -> bool:
         """Whether some of the frame lies on all sides of a blot, and not too far off."""
         top, bottom, left, right = (int(sides[number]) for sides in self[2:])
-        sides = [
-            _clear(frame[top : bottom + 1, left - 1 :: -1] if left else frame[top : bottom + 1, :0]),
-            _clear(frame[top : bottom + 1, right + 1 :]),
-            _clear((frame[top - 1 :: -1, left : right + 1] if top else frame[:0, left : right + 1]).T),
-            _clear(frame[bottom + 1 :, left : right + 1].T),
-        ]
+        rows, columns = frame[top : bottom + 1], frame[:, left : right + 1].T
+        before_and_after = rows[:, :left][:, ::-1], rows[:, right + 1 :]
+        above_and_below = columns[:, :top][:, ::-1], columns[:, bottom + 1 :]
+        sides = [_clear(side) for side in (*before_and_after, *above_and_below)]
         if any((side >= 0).mean() < AROUND for side in sides):
             return False
         before, after, above, below = (median(side[side >= 0].astype(np.float32)) for side in sides)

@@ -15,6 +15,7 @@ from service.bundle import Array
 
 BINS = 64  # of a histogram of light
 FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
+FAINT = 0.6  # of the threshold that parts ink from paper: what is printed or drawn as a line may be this pale
 OFF = 0.2  # of the ink's strength: what departs by more is not paper
 DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
 EXTREME = 8000  # pixels of which one may be brighter than the ink

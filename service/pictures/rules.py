@@ -15,9 +15,8 @@ from numpy.typing import NDArray
 
 from service.bundle import Array
 from service.pictures.blots import Mask, components
-from service.pictures.levels import OFF, Departure, ascending, median, quantile
+from service.pictures.levels import FAINT, OFF, Departure, ascending, median, quantile
 
-FAINT = 0.6  # of the threshold that parts ink from paper: rules may be this pale
 EDGE = 10  # columns at either side of which one must cross rules; the first may lie along one itself
 STEEPEST = 0.18  # of the way across: how far a rule may rise or fall; a slope of ten degrees
 COVERED = 0.85  # of a rule: what is seen of it, or lies under ink

@@ -458,6 +458,27 @@ def test_a_bar_above_is_no_underline(compact: CapsNet) -> None:
     assert labels(compact, prepared([_apart([(40, 40), (200, 40)], [(150, 62), (110, 205)])])).tolist() == [7]
 
 
+def test_a_foot_as_wide_as_its_digit_is_no_underline_however_far_away() -> None:
+    """A line reaches beyond what is above it."""
+    body, foot = [(80.0, 40.0), (160.0, 40.0), (80.0, 160.0), (160.0, 160.0)], [(76.0, 200.0), (164.0, 200.0)]
+    both, alone = prepared([_apart(body, foot), _apart(body)])
+    assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.9
+
+
+def test_what_is_open_to_one_side_is_no_frame() -> None:
+    three = [(20.0, 20.0), (220.0, 20.0), (220.0, 220.0), (20.0, 220.0)]
+    inside = [(100.0, 70.0), (140.0, 70.0), (120.0, 170.0)]
+    both, alone = prepared([_apart(three, inside), _apart(inside)])
+    assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.5
+
+
+def test_dirt_above_a_line_leaves_the_line_there_to_see() -> None:
+    line = [(10.0, 170.0), (230.0, 170.0)]
+    dirty, clean = prepared([_apart(line, [(110.0, 130.0), (112.0, 136.0)]), _apart(line)])
+    columns = np.flatnonzero(dirty[0].max(axis=0) > 0.5)
+    assert np.ptp(columns) == np.ptp(np.flatnonzero(clean[0].max(axis=0) > 0.5)) == 19
+
+
 def test_on_a_line_that_is_empty_there_is_nothing_but_dirt(compact: CapsNet) -> None:
     lines = prepared([_apart([(10, 170), (230, 170)], [(110, 130), (114, 118)])])
     seen = compact.perceive(lines, np.ones(1, bool))

@@ -156,6 +156,10 @@ def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, f
     done = called("evaluate", bundle, "--data", digits, "--record")
     assert done.returncode == 2
     assert "expected md5" in done.stderr
+    (digits / "classes.txt").write_text("\n".join("nought one two three four five six seven eight nine".split()))
+    done = called("evaluate", bundle, "--data", digits)
+    assert done.returncode == 2
+    assert "expected pictures of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, found nought, one" in done.stderr
 
 
 def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(made: Path, tmp_path: Path) -> None:
