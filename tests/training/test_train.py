@@ -30,7 +30,7 @@ from training.train import train
 ROOT = Path(__file__).parents[2]
 CPU = Place(torch.device("cpu"))
 TRAIN = [sys.executable, "-m", "training", "train", "--preset", "tiny"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--master-port=0", "--standalone"]
+TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1"]
 
 
 def config(name: str = "tiny", **training: Any) -> Config:
@@ -165,7 +165,7 @@ def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: Da
 @pytest.fixture(scope="session")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "whole"
-    subprocess.run([*long_run(folder), "--out", str(out)], check=True, capture_output=True)
+    to_the_end([*long_run(folder), "--out", str(out)])
     return out
 
 
@@ -173,6 +173,12 @@ def long_run(folder: Path) -> list[str]:
     """A run of the real program that lasts long enough to be interrupted."""
     flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "10", "--epochs", "8"]
     return [*TRAIN, *flags]
+
+
+def to_the_end(command: list[str]) -> None:
+    """What a process that failed said is the only way to learn why it did, where that is rare."""
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
@@ -192,7 +198,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
         assert process.returncode == 130
         assert "go on with the same command and --resume" in message
     assert len(checkpoint.load(tmp_path).history) < 8
-    subprocess.run([*long_run(folder), "--out", str(tmp_path), "--resume"], check=True, capture_output=True)
+    to_the_end([*long_run(folder), "--out", str(tmp_path), "--resume"])
     assert same(uninterrupted, tmp_path)
 
 
@@ -482,9 +488,7 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
         "0",
     ]
     for launcher, out in (([sys.executable], "one"), (TORCHRUN, "two")):
-        command = [*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+        to_the_end([*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)])
     one, two = (checkpoint.load(tmp_path / out) for out in ("one", "two"))
     assert one.step == two.step == 6
     for mine, theirs in zip(one.history, two.history, strict=True):
@@ -499,7 +503,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
     """First one of them is told, and not the one that saves; then torchrun, which tells both."""
     command = [*TORCHRUN, *long_run(folder)[1:]]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    subprocess.run([*command, "--out", str(whole)], check=True, capture_output=True)
+    to_the_end([*command, "--out", str(whole)])
     for flags, done in (([], 0), (["--resume"], 1)):
         process = subprocess.Popen([*command, "--out", str(parts), *flags], stderr=subprocess.PIPE, text=True)
         try:
@@ -514,7 +518,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
         state = checkpoint.load(parts)
         assert f"stopped at step {state.step}; go on with the same command and --resume" in message
         assert state.step % 34, "expected a checkpoint from the middle of an epoch"
-    subprocess.run([*command, "--out", str(parts), "--resume"], check=True, capture_output=True)
+    to_the_end([*command, "--out", str(parts), "--resume"])
     assert same(whole, parts, rounding=1e-6)  # a stopped epoch's losses are added up in another order
 
 
