@@ -30,6 +30,8 @@ STDIN = Path("-")
 def serve(settings: Settings) -> int:
     several = settings.workers > 1
     _begin(settings, at_once=not several)  # a supervisor has files to remove, and nothing large to import
+    if strange := settings.unread():
+        logger.info("in the environment, and no setting: %s", ", ".join(strange))
     try:
         return workers.run(settings, work) if several else _serve(settings)
     except (BundleError, StartError) as error:

@@ -62,13 +62,18 @@ class Settings(BaseSettings):
         for name in os.environ:
             if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=NEARLY):
                 raise ValueError(f"api_key: expected under this name, found {name}")
-        given = (name[len(PREFIX) :].lower() for name in os.environ if name.upper().startswith(PREFIX))
-        for name in sorted(set(given) - cls.model_fields.keys()):
+        for name in (each.removeprefix(PREFIX).lower() for each in cls.unread()):
             for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
             if any(word in name for word in SECRETS):  # however it is spelt: that server was not meant to be open
                 raise ValueError(f"{name}: there is no such setting; the key is {KEY}")
         return values
+
+    @classmethod
+    def unread(cls) -> list[str]:
+        """What the environment has under our prefix and we do not know: compose's and the training side's, Kubernetes', or wrong."""
+        ours = (name.upper() for name in os.environ if name.upper().startswith(PREFIX))
+        return sorted(name for name in ours if name.removeprefix(PREFIX).lower() not in cls.model_fields)
 
     @field_validator("api_key")
     @classmethod

@@ -116,14 +116,20 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
         return ()
     try:
         before = bundle.read(folder).manifest
-        had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
-        say(f"replacing the bundle in {folder} ({had})")
-        if before.metrics.test:
-            say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
-        config = Config.from_dict(before.config)
     except BundleError as error:
         say(f"replacing a damaged bundle: {error}")
         return ()
+    if before.preset != checkpoint.config.preset:
+        raise ExportError(
+            f"{folder} holds a bundle of {before.preset}, and this run is of {checkpoint.config.preset}: "
+            "remove it, or choose another folder"
+        )
+    had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
+    say(f"replacing the bundle in {folder} ({had})")
+    if before.metrics.test:
+        say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
+    try:
+        config = Config.from_dict(before.config)
     except TrainingError as error:
         say(f"what it knows of other seeds goes with the bundle that is replaced: {error}")
         return ()

@@ -111,6 +111,13 @@ def test_a_log_in_json_ends_in_json_too(flag: str, told: str) -> None:
     assert told in json.loads(ended.stderr.splitlines()[-1])["message"]
 
 
+def test_what_the_environment_has_and_no_setting_is_told() -> None:
+    said = run("serve", "--models=/nonexistent", CAPSERVE_QUEUE="9", CAPSERVE_PORT="0").stderr.splitlines()
+    (line,) = (each for each in said if "and no setting" in each)
+    assert "CAPSERVE_QUEUE" in line
+    assert "CAPSERVE_PORT" not in line
+
+
 @pytest.mark.parametrize("arguments", [["check"], ["predict", "-"]])
 def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> None:
     with Path("/dev/full").open("w") as full:

@@ -37,7 +37,7 @@ def test_a_key_that_no_page_and_no_header_could_send_is_refused_and_not_told(key
 @pytest.mark.parametrize("name", ["DATA", "REPLICAS", "PUBLISH", "USER", "MEMORY", "CPUS", "PORT_8000_TCP", "SERVICE_HOST"])
 def test_names_that_others_use_are_no_misspelt_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"CAPSERVE_{name}", "x")
-    Settings()
+    assert f"CAPSERVE_{name}" in Settings().unread()
 
 
 def test_settings_do_not_change() -> None:

@@ -293,6 +293,18 @@ def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     assert said[1].startswith("what it knows of other seeds goes with the bundle that is replaced: not a config of this version")
 
 
+def test_a_bundle_of_another_preset_is_not_replaced(
+    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shapes"
+    shutil.copytree(shapes.folder, folder)
+    before = contents(folder)
+    run = replace(finished, config=replace(finished.config, preset="paper"))
+    with pytest.raises(ExportError, match="holds a bundle of tiny, and this run is of paper: remove it, or choose another folder"):
+        export(run, data, folder, quantised=False, say=lambda _: None)
+    assert contents(folder) == before
+
+
 def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
     """A copy of the bundle that knows the errors of another seed, on so many pictures."""
     shutil.copytree(shapes.folder, folder)
