@@ -71,7 +71,7 @@ class Settings(BaseSettings):
 
     @classmethod
     def unread(cls) -> list[str]:
-        """What the environment has under our prefix and we do not know: compose's and the training side's, Kubernetes', or wrong."""
+        """What the environment holds and is no setting: compose's, the training side's, Kubernetes', or misspelt."""
         ours = (name.upper() for name in os.environ if name.upper().startswith(PREFIX))
         return sorted(name for name in ours if name.removeprefix(PREFIX).lower() not in cls.model_fields)
 

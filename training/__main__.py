@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -24,6 +25,9 @@ from training.routing import ROUTINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    # Before torch is imported: its threads then sleep when they wait for each other. Those that spin are no faster alone on a
+    # machine, and beside one busy process they keep from the processor the very thread they wait for.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     options = parser().parse_args(arguments)
     try:
         options.run(options)

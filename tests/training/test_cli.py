@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 import signal
 import subprocess
@@ -50,6 +51,14 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert "epoch 2/2  loss" in done.stdout
     assert "img/s" in done.stderr  # the progress bar
     return out
+
+
+def test_threads_that_wait_for_each_other_leave_the_processor_to_others(tmp_path: Path) -> None:
+    """As OpenMP itself says it, when torch brings it."""
+    environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "verbose"}
+    command = [sys.executable, "-m", "training", "evaluate", str(tmp_path)]
+    shown = subprocess.run(command, env=environment, capture_output=True, text=True).stderr
+    assert "GOMP_SPINCOUNT = '0'" in shown
 
 
 def test_the_help_names_every_preset_and_routing() -> None:

@@ -300,7 +300,7 @@ def test_a_bundle_of_another_preset_is_not_replaced(
     shutil.copytree(shapes.folder, folder)
     before = contents(folder)
     run = replace(finished, config=replace(finished.config, preset="paper"))
-    with pytest.raises(ExportError, match="holds a bundle of tiny, and this run is of paper: remove it, or choose another folder"):
+    with pytest.raises(ExportError, match="holds a bundle of tiny, and this run is of paper: remove it, or choose"):
         export(run, data, folder, quantised=False, say=lambda _: None)
     assert contents(folder) == before
 
