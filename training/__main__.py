@@ -64,9 +64,9 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _train_flags(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--preset", required=True, metavar="NAME", help=", ".join(PRESETS))
+    command.add_argument("--preset", metavar="NAME", help=f"{', '.join(PRESETS)}; with --resume the run's own")
     command.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
-    command.add_argument("--resume", action="store_true", help="go on with the run in --out")
+    command.add_argument("--resume", action="store_true", help="go on with the run in --out, as it was begun")
     command.add_argument("--routing", metavar="NAME", help=f"another routing than the preset's: {' or '.join(ROUTINGS)}")
     command.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
     for entry in dataclasses.fields(Training):
@@ -81,18 +81,26 @@ def _train_flags(command: argparse.ArgumentParser) -> None:
 
 
 def _train(options: argparse.Namespace) -> None:
-    from training import data, devices, train
+    from training import checkpoint, data, devices, train
 
-    config = preset(options.preset)
+    config = checkpoint.load(options.out).config if options.resume else preset(_named(options.preset))
+    if options.resume and options.preset not in (None, config.preset):
+        raise TrainingError(f"{options.out} is a run of {config.preset}, not of {options.preset}; without --preset it goes on")
     given = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(Training) if hasattr(options, entry.name)}
     network = {name: value for name in ("routing", "iterations") if (value := getattr(options, name)) is not None}
     try:
         config = replace(config, network=replace(config.network, **network), training=replace(config.training, **given))
     except TypeError as error:
-        raise TrainingError(f"preset {options.preset} has no routing: --routing and --iterations do not apply") from error
+        raise TrainingError(f"preset {config.preset} has no routing: --routing and --iterations do not apply") from error
     found = data.load(config.training.dataset, options.data)
     with devices.place() as place, devices.enough_memory(config.training.batch_size):
         train.train(config, found, options.out, place, resume=options.resume)
+
+
+def _named(name: str | None) -> str:
+    if name is None:
+        raise TrainingError(f"expected --preset with one of {', '.join(PRESETS)}, or --resume to go on with the run in --out")
+    return name
 
 
 def _evaluate_flags(command: argparse.ArgumentParser) -> None:

@@ -70,6 +70,27 @@ def test_the_help_names_every_preset_and_routing() -> None:
             assert name in shown
 
 
+def test_a_run_goes_on_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
+    out = tmp_path / "tiny"
+    assert called("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS).returncode == 0
+    other = called("train", "--preset", "paper", "--data", folder, "--out", out, "--resume")
+    assert f"{out} is a run of tiny, not of paper; without --preset it goes on" in other.stderr
+    other = called("train", "--data", folder, "--out", out, "--resume", "--batch-size", "7")
+    assert "training.batch_size: 20 against 7. Resume with the settings it was started with" in other.stderr
+    before = checkpoint.load(out)
+    done = called("train", "--data", folder, "--out", out, "--resume", "--cycles", "2")
+    assert done.returncode == 0, done.stderr
+    after = checkpoint.load(out)
+    assert after.history[: len(before.history)] == before.history
+    assert len(after.history) == 2 * len(before.history)
+
+
+def test_a_run_is_of_some_preset(tmp_path: Path) -> None:
+    done = called("train", "--out", tmp_path / "none")
+    assert done.returncode == 2
+    assert "expected --preset with one of paper, compact" in done.stderr
+
+
 def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:
     done = called("train", "--preset", "tiny", "--data", folder, "--out", run, *FLAGS, "--resume")
     assert done.returncode == 0
