@@ -14,12 +14,14 @@ export async function readPictures({ input, objects }) {
 }
 
 const several = (model) => model?.manifest.max_objects > 1;
+/** How two digits lie in a model's pictures. */
+const arranged = ({ image_shape: [, height, width] }) => (width >= 1.5 * height ? "side by side" : "one over the other");
 const digits = (classes) => classes.every((label) => /^\d$/.test(label));
 
 /** What to draw for a model; before any is known, what most take. */
 export function invitation(model) {
   const known = digits(model?.classes ?? []);
-  if (several(model)) return `Draw two ${known ? "digits" : "of its classes"}, one over the other`;
+  if (several(model)) return `Draw two ${known ? "digits" : "of its classes"}, ${arranged(model)}`;
   return known ? "Draw a digit" : "Draw one of its classes";
 }
 
@@ -83,7 +85,7 @@ export class AnswerView {
     const both = labels.map(named).join(" and ");
     if (verdict === "not_a_digit") return digits(this.#model.classes) ? "Not a digit" : "Nothing it knows";
     if (verdict === "unsure") return `Perhaps ${both}`;
-    return labels.length > 1 ? capital(`${both}, one over the other`) : `This is ${both}`;
+    return labels.length > 1 ? capital(`${both}, ${arranged(this.#model)}`) : `This is ${both}`;
   }
 
   #reason({ probabilities, verdict }, labels) {

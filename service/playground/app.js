@@ -104,6 +104,8 @@ function setModel(chosen) {
   byId("model").title = `${model.variant} on ${model.provider}, version ${model.version}`;
   begun = true;
   answers.setModel(model);
+  const [, height, width] = model.image_shape;
+  drawing.aspect = width / height;
   invite();
   morph.setModel();
   pose.setModel(model);

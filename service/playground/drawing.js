@@ -2,9 +2,9 @@
 
 import { blobOf, sheetOf } from "./dom.js";
 
-const INK = 0.085; // width of a stroke, of the slate's side
-const SENT = 224; // pixels of the slate's side, as it is sent
-const SHIFT = 0.07; // of the side: how far two pictures that lie on each other are moved apart
+const INK = 0.085; // width of a stroke, of the slate's height
+const SENT = 224; // pixels of the slate's height, as it is sent
+const SHIFT = 0.07; // of the height: how far two pictures that lie on each other are moved apart
 const REMEMBERED = 100; // steps of undo
 const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is megabytes
 const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
@@ -12,6 +12,7 @@ const NOTHING = { pictures: [], strokes: [] };
 
 export class Drawing extends EventTarget {
   #canvas;
+  #aspect = 1; // width of the slate, of its height
   #sheet = NOTHING; // never changed but replaced, so that undo can go back to it
   #before = [];
   #stroke = null; // the one that is being drawn
@@ -26,6 +27,13 @@ export class Drawing extends EventTarget {
     canvas.addEventListener("pointermove", (event) => this.#extend(event));
     for (const end of ["pointerup", "pointercancel", "lostpointercapture"]) canvas.addEventListener(end, (event) => this.#end(event));
     new ResizeObserver(() => this.#render()).observe(canvas);
+  }
+
+  /** A slate of the shape of a model's pictures. */
+  set aspect(aspect) {
+    this.#aspect = aspect;
+    this.#canvas.parentElement.style.setProperty("--aspect", aspect);
+    this.#render();
   }
 
   get empty() {
@@ -77,15 +85,16 @@ export class Drawing extends EventTarget {
   place(example, over) {
     const kept = over && !this.#foreign ? this.#sheet : NOTHING;
     const below = kept.pictures.slice(-1);
-    const pictures = [...below.map((each) => ({ ...each, shift: -SHIFT })), { ...example, shift: below.length ? SHIFT : 0 }];
+    const shift = Math.max(SHIFT, (this.#aspect - 1) / 2); // beside each other where there is room
+    const pictures = [...below.map((each) => ({ ...each, shift: -shift })), { ...example, shift: below.length ? shift : 0 }];
     this.#replace({ pictures, strokes: below.length ? [] : kept.strokes }); // two at most: what was drawn beside one goes
   }
 
   /** { blob, name, note } to send; the name is that of a file of the user's, or which the note says how to come by. */
   async picture() {
     if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
-    const sheet = sheetOf(SENT, SENT);
-    render(sheet.getContext("2d"), SENT, "white", "black", this.#sheet);
+    const sheet = sheetOf(Math.round(SENT * this.#aspect), SENT);
+    render(sheet.getContext("2d"), "white", "black", this.#sheet);
     return { blob: await blobOf(sheet, "image/png") };
   }
 
@@ -133,10 +142,10 @@ export class Drawing extends EventTarget {
     this.#touched = false;
   }
 
-  /** In parts of the slate's side, so that a drawing survives a turned phone. */
+  /** In parts of the slate's height, so that a drawing survives a turned phone; a wide slate has as much left of 0 as right of 1. */
   #point(event) {
     const box = this.#canvas.getBoundingClientRect();
-    return [(event.clientX - box.left) / box.width, (event.clientY - box.top) / box.height];
+    return [(event.clientX - box.left - (box.width - box.height) / 2) / box.height, (event.clientY - box.top) / box.height];
   }
 
   #replace(sheet, drawing) {
@@ -154,10 +163,11 @@ export class Drawing extends EventTarget {
   }
 
   #render() {
-    const side = Math.max(1, Math.round(this.#canvas.clientWidth * devicePixelRatio));
-    this.#canvas.width = this.#canvas.height = side;
+    const { clientWidth, clientHeight } = this.#canvas;
+    const [width, height] = [clientWidth, clientHeight].map((length) => Math.max(1, Math.round(length * devicePixelRatio)));
+    Object.assign(this.#canvas, { width, height });
     const { color, backgroundColor } = getComputedStyle(this.#canvas);
-    render(this.#canvas.getContext("2d"), side, color, backgroundColor, this.#sheet);
+    render(this.#canvas.getContext("2d"), color, backgroundColor, this.#sheet);
   }
 }
 
@@ -169,19 +179,21 @@ function remembered(sheets) {
 /** An example on a canvas of its own. */
 export function sketch(canvas, example) {
   const { color, backgroundColor } = getComputedStyle(canvas);
-  render(canvas.getContext("2d"), canvas.width, color, backgroundColor, { pictures: [example], strokes: [] });
+  render(canvas.getContext("2d"), color, backgroundColor, { pictures: [example], strokes: [] });
 }
 
-function render(context, side, chalk, slate, sheet) {
+function render(context, chalk, slate, sheet) {
+  const { width, height: side } = context.canvas;
   context.fillStyle = slate;
-  context.fillRect(0, 0, side, side);
+  context.fillRect(0, 0, width, side);
+  context.translate((width - side) / 2, 0); // what is drawn is at home in the square in the middle
   Object.assign(context, { strokeStyle: chalk, lineWidth: INK * side, lineCap: "round", lineJoin: "round" });
   for (const { image, strokes = [], shift = 0, foreign } of sheet.pictures) {
     write(context, side, strokes, shift);
     if (!image) continue;
-    const scale = side / Math.max(image.width, image.height);
-    const [width, height] = [image.width * scale, image.height * scale];
-    const place = [(side - width) / 2 + shift * side, (side - height) / 2, width, height];
+    const scale = Math.min(width / image.width, side / image.height);
+    const [across, down] = [image.width * scale, image.height * scale];
+    const place = [(side - across) / 2 + shift * side, (side - down) / 2, across, down];
     if (foreign) {
       context.fillStyle = "#999"; // below what is transparent: on it ink is seen, be it black or white
       context.fillRect(...place);
@@ -192,6 +204,7 @@ function render(context, side, chalk, slate, sheet) {
     context.globalCompositeOperation = "source-over";
   }
   write(context, side, sheet.strokes, 0);
+  context.resetTransform();
 }
 
 function write(context, side, strokes, shift) {

@@ -13,7 +13,9 @@ from playwright.sync_api import Browser, Page, Request, sync_playwright
 
 from service import catalogue
 from service.engine import CapsNet
+from service.settings import Settings
 from tests.playground.hand import SEVEN, ask_for, draw
+from tests.service.bundles import wide
 from tests.service.conftest import serving, settings
 
 CHROMIUM = shutil.which("chromium") or "/usr/bin/chromium"
@@ -26,9 +28,9 @@ OpenPage = Callable[..., Page]
 
 
 @pytest.fixture(scope="package")
-def nets() -> dict[str, CapsNet]:
-    """The tests' bundle, `tiny`; the same network taken for one of two digits, the second of any length, `pair`; and one whose
-    classes are no digits, `words`."""
+def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CapsNet]:
+    """The tests' bundle, `tiny`; the same network taken for one of two digits, the second of any length, `pair`; one of two side
+    by side, `beside`; and one whose classes are no digits, `words`."""
     tiny = catalogue.load(settings())["tiny"]
     thresholds = tiny.manifest.thresholds
     lenient = dict.fromkeys(thresholds.lengths, -1.0)
@@ -41,7 +43,11 @@ def nets() -> dict[str, CapsNet]:
     words = tuple(WORDS.split())
     usual = dict(zip(words, thresholds.reconstruction_errors.values(), strict=True))
     named = {"name": "words", "classes": words, "thresholds": thresholds.model_copy(update={"reconstruction_errors": usual})}
-    return nets | {"words": replace(tiny, manifest=tiny.manifest.model_copy(update=named))}
+    nets["words"] = replace(tiny, manifest=tiny.manifest.model_copy(update=named))
+    folder = wide(tmp_path_factory.mktemp("wide") / "beside").parent
+    beside = catalogue.load(Settings(models=folder))["beside"]
+    update = {"thresholds": thresholds.model_copy(update=values)}
+    return nets | {"beside": replace(beside, manifest=beside.manifest.model_copy(update=update))}
 
 
 @pytest.fixture(scope="package")

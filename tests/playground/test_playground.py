@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import shutil
 import subprocess
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 from playwright.sync_api import Page, Route, expect
 
 from service.engine import CapsNet
@@ -304,6 +309,39 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
     before = image(page, "turned")
     page.locator("#objects input").nth(1).check()
     changed(page, "turned", before)
+
+
+def test_two_digits_beside_each_other_have_a_slate_as_wide_as_the_pictures_learned(open_page: OpenPage) -> None:
+    page = open_page(path="/?model=beside")
+    expect(page.locator("#invitation")).to_have_text("Draw two digits, side by side")
+    assert proportion(page) == pytest.approx(2, abs=0.02)
+    draw(page, [[(0.8, 0.2), (0.7, 0.8)]])
+    expect(page.locator("#verdict")).to_contain_text("side by side")
+    assert halves_with_ink(page) == ((56, 28), [False, True])
+    page.click("#clear")
+    page.get_by_role("button", name="Example 0").click()
+    page.get_by_role("button", name="Example 7").click()
+    expect(page.locator("#verdict")).to_contain_text("side by side")
+    assert halves_with_ink(page) == ((56, 28), [True, True])
+    page.select_option("#model", "tiny")
+    expect(page.locator("#slate")).to_have_attribute("style", re.compile("--aspect: 1;"))
+    assert proportion(page) == pytest.approx(1, abs=0.02)
+
+
+def proportion(page: Page) -> float:
+    box = page.locator("#drawing").bounding_box()
+    assert box is not None
+    return box["width"] / box["height"]
+
+
+def halves_with_ink(page: Page) -> tuple[tuple[int, int], list[bool]]:
+    """The size of what the network was shown, and whether there is ink left and right; none may lie where they meet."""
+    expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
+    with Image.open(BytesIO(base64.b64decode(image(page, "seen").partition(",")[2]))) as picture:
+        ink = np.asarray(picture.convert("L")) > 128
+    middle = ink.shape[1] // 2
+    assert not ink[:, middle - 1 : middle + 1].any()
+    return picture.size, [bool(half.any()) for half in (ink[:, :middle], ink[:, middle:])]
 
 
 def test_the_other_of_two_digits_is_offered_as_seen(open_page: OpenPage) -> None:

@@ -8,9 +8,10 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import numpy as np
 import onnx
 
-from service.manifest import MANIFEST, fingerprint
+from service.manifest import EXAMPLE, MANIFEST, fingerprint
 
 TINY = Path(__file__).parent.parent / "bundles" / "tiny"
 
@@ -38,6 +39,36 @@ def renewed(folder: Path, note: str) -> Path:
             folder.rename(Path(work) / "before")
         draft.rename(folder)
     return folder
+
+
+def wide(folder: Path) -> Path:
+    """Tiny for two digits in pictures twice as wide, which it squeezes to see them, and draws by drawing its own twice."""
+    shutil.copytree(TINY, folder)
+    for file in folder.glob("encoder*.onnx"):
+        model = onnx.load(file)
+        (picture,) = model.graph.input
+        picture.type.tensor_type.shape.dim[3].dim_value *= 2
+        for node in model.graph.node:
+            node.input[:] = ["squeezed" if name == picture.name else name for name in node.input]
+        squeeze = onnx.helper.make_node("AveragePool", [picture.name], ["squeezed"], kernel_shape=[1, 2], strides=[1, 2])
+        model.graph.node.insert(0, squeeze)
+        onnx.save(model, file)
+    model = onnx.load(folder / "decoder.onnx")
+    (drawing,) = model.graph.output
+    drawing.type.tensor_type.shape.dim[3].dim_value *= 2
+    for node in model.graph.node:
+        node.output[:] = ["drawn" if name == drawing.name else name for name in node.output]
+    model.graph.node.append(onnx.helper.make_node("Concat", ["drawn", "drawn"], [drawing.name], axis=3))
+    onnx.save(model, folder / "decoder.onnx")
+    with np.load(folder / EXAMPLE) as example:
+        arrays = {name: example[name] for name in example.files}
+    arrays["images"] = np.repeat(arrays["images"], 2, axis=3)
+    arrays["reconstructions"] = np.tile(arrays["reconstructions"], 2)
+    np.savez(folder / EXAMPLE, **arrays)
+    values = json.loads((folder / MANIFEST).read_text())
+    values |= {"image_shape": [1, 28, 56], "max_objects": 2, "boxed": False}
+    (folder / MANIFEST).write_text(json.dumps(values))
+    return signed(folder)
 
 
 def signed(folder: Path) -> Path:
