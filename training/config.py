@@ -110,7 +110,7 @@ def _flag(default: Any, note: str = "", low: float | None = None, high: float | 
 class Training(_Part):
     """How a network is trained. Each field is a flag of `captrain train`."""
 
-    dataset: str = _flag("mnist", f"{', '.join(SOURCES)}: any four idx files")
+    dataset: str = _flag("mnist", f"{', '.join(SOURCES)}: idx files or folders of pictures")
     epochs: int = _flag(30, "how long the schedule runs", 1, 100_000)
     cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
     batch_size: int = _flag(128, "over all processes", 1, 1_000_000)

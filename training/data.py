@@ -1,4 +1,4 @@
-"""Idx files -> tensors: pictures with their labels, training and validation apart. Where files come from is sources.py's affair.
+"""A data set as tensors: pictures with their labels, training and validation apart. Where files come from is sources.py's affair.
 
 What it hands out is checked: a file that is truncated, mislabelled or altered is an error that names it.
 Two-digit pictures and augmentation are made later, on the device (pairs.py, augment.py).
@@ -19,8 +19,9 @@ from torch import Tensor
 
 from service.bundle import BOX, FRAME
 from service.manifest import LONGEST_CLASS
+from training import pictures
 from training.errors import DataError, chosen
-from training.sources import FILES, SOURCES, Source, check, file_of, find, of_another, unpack
+from training.sources import FILES, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
 
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
@@ -33,7 +34,7 @@ ITS_OWN = "pass the --data it was trained with"  # what whoever has others shoul
 class Digits:
     """Pictures with their labels, as they lie in the files."""
 
-    images: Tensor  # (n, 1, H, W), uint8
+    images: Tensor  # (n, C, H, W), uint8
     labels: Tensor  # (n,), int64
 
     def to(self, device: torch.device) -> Digits:
@@ -119,26 +120,44 @@ def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> D
     source = chosen("data set", dataset, SOURCES)
     found = find(dataset, folder)
     if any_files:
-        if of_another(found, dataset):
+        if not holds_pictures(found) and of_another(found, dataset):
             raise DataError(f"{found}: expected pictures of the classes of {dataset}, found another known data set")
         source = Source(() if (found / NAMES).exists() else source.classes)
-    train = _digits(found, FILES[0], FILES[1], source)
-    test = _digits(found, FILES[2], FILES[3], source)
-    if train.images.shape[2:] != test.images.shape[2:]:
+    elif source.classes and holds_pictures(found):
+        raise DataError(f"{found}: expected the four idx files of {dataset}, found folders of pictures (--dataset folder)")
+    classes, train, test = _pictures(found) if holds_pictures(found) else _idx(found, source)
+    if long := [name for name in classes if len(name) > LONGEST_CLASS]:
+        raise DataError(
+            f"{found}: expected names of classes of at most {LONGEST_CLASS} characters, found {long[0][:LONGEST_CLASS]}..."
+        )
+    if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
+    return DataSet(dataset, found, classes, train, test)
+
+
+def _pictures(folder: Path) -> tuple[tuple[str, ...], Digits, Digits]:
+    classes, *parts = pictures.read(folder)
+    train, test = (Digits(torch.from_numpy(each.images), torch.from_numpy(each.labels)) for each in parts)
+    return classes, train, test
+
+
+def _idx(folder: Path, source: Source) -> tuple[tuple[str, ...], Digits, Digits]:
+    """Labels are places in the list of classes, whatever numbers stand in the files."""
+    train = _digits(folder, FILES[0], FILES[1], source)
+    test = _digits(folder, FILES[2], FILES[3], source)
     present = torch.arange(len(source.classes)) if source.classes else train.labels.unique()
     if len(present) < 2:
-        raise DataError(f"{found / FILES[1]}: expected at least two classes, found {len(present)}")
+        raise DataError(f"{folder / FILES[1]}: expected at least two classes, found {len(present)}")
     for name, digits in ((FILES[1], train), (FILES[3], test)):
         outside = digits.labels[~torch.isin(digits.labels, present)]
         if len(outside):
             raise DataError(
-                f"{found / name}: label {int(outside[0])} is outside the {len(present)} classes"
+                f"{folder / name}: label {int(outside[0])} is outside the {len(present)} classes"
                 + ("" if source.classes else ": no training picture has it")
             )
-    classes = source.classes or _names(found, present.tolist())
+    classes = source.classes or _names(folder, present.tolist())
     train, test = (Digits(each.images, torch.searchsorted(present, each.labels)) for each in (train, test))
-    return DataSet(dataset, found, classes, train, test)
+    return classes, train, test
 
 
 def read_idx(content: bytes, magic: int, origin: Path) -> NDArray[np.uint8]:
@@ -191,8 +210,6 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
     names = tuple(name for line in text.splitlines() if (name := line.strip()))
     if len(names) != len(labels):
         raise DataError(f"{path}: expected a name a line for each of the {len(labels)} labels that occur, found {len(names)}")
-    if long := [name for name in names if len(name) > LONGEST_CLASS]:
-        raise DataError(f"{path}: expected names of at most {LONGEST_CLASS} characters, found {long[0][:LONGEST_CLASS]}...")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: expected different names, found {twice[0]} more than once")
     return names
@@ -206,4 +223,5 @@ def _extent(marked: Tensor) -> Tensor:
 
 
 def _size(digits: Digits) -> str:
-    return "x".join(str(side) for side in digits.images.shape[2:])
+    channels, height, width = digits.images.shape[1:]
+    return f"{'grey' if channels == 1 else 'colour'} {height}x{width}"

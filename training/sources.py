@@ -1,6 +1,7 @@
-"""Where data sets come from: MNIST, Fashion-MNIST, KMNIST and any folder of four such files, found or downloaded, and checked.
+"""Where data sets come from: MNIST, Fashion-MNIST, KMNIST and any folder of four such files or of pictures; found or downloaded.
 
-Looks in the folder asked for, then in $CAPSERVE_DATA, then in a cache that it fills from public mirrors. Knows no pictures.
+Looks in the folder asked for, then in $CAPSERVE_DATA, then in a cache that it fills from public mirrors; checks known
+sets' files, and opens no pictures.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from pathlib import Path
 from training.errors import DataError
 
 FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
+PARTS = ("train", "test")  # of a folder of pictures, each with a subfolder for each class
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ SOURCES: dict[str, Source] = {
             "7320c461ea6c1c855c0b718fb2a4b134",
         ),
     ),
-    "folder": Source(()),  # any four idx files: the classes are the labels found, or what classes.txt calls them
+    "folder": Source(()),  # idx files, whose classes are the labels found or what classes.txt calls them, or folders of pictures
 }
 
 
@@ -165,11 +167,20 @@ def _holding(folder: Path, dataset: str) -> Path | None:
     return None
 
 
+def holds_pictures(folder: Path) -> bool:
+    return all((folder / part).is_dir() for part in PARTS) and not any(file_of(folder, name) for name in FILES)
+
+
 def _held(folder: Path, dataset: str) -> Path:
     found = _holding(folder, dataset)
+    if found is None and holds_pictures(folder):
+        return folder
     if found is None:
         missing = [name for name in FILES if not file_of(folder, name)]
-        raise DataError(f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there")
+        raise DataError(
+            f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there, "
+            f"or pictures: {PARTS[0]}/ and {PARTS[1]}/ with a subfolder for each class"
+        )
     return found
 
 

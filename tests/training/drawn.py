@@ -1,4 +1,4 @@
-"""A data set of the tests' own: ten shapes drawn with Pillow, written as the four idx files."""
+"""A data set of the tests' own: ten shapes drawn with Pillow, written as the four idx files or as pictures in folders."""
 
 import gzip
 import struct
@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
 from training.data import IDX_IMAGES, IDX_LABELS
-from training.sources import FILES
+from training.sources import FILES, PARTS
 
 CLASSES = 10
 
@@ -30,6 +30,22 @@ def write(folder: Path, train: int = 400, test: int = 60, side: int = 28, seed: 
         images = np.stack([digit(int(label), generator, side) for label in labels])
         write_idx(folder / f"{images_name}.gz", images, IDX_IMAGES)
         write_idx(folder / f"{labels_name}.gz", labels.astype(np.uint8), IDX_LABELS)
+    return folder
+
+
+def write_pictures(folder: Path, mode: str = "L", train: int = 400, test: int = 60) -> Path:
+    """Named so that no order is that of the classes; in colour, each class has one of its own."""
+    generator = np.random.default_rng(0)
+    for part, count in zip(PARTS, (train, test), strict=True):
+        for number in range(count):
+            label = number % CLASSES
+            picture = Image.fromarray(digit(label, generator))
+            if mode == "RGB":
+                shades = [(label + 1) / CLASSES, 1 - label / CLASSES, 1.0]
+                picture = Image.merge("RGB", [picture.point(lambda level, s=shade: int(level * s)) for shade in shades])
+            path = folder / part / str(label) / f"{number}.png"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            picture.save(path)
     return folder
 
 

@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from service import bundle
+from tests.training import drawn
+from tests.training.test_cli import FLAGS, called
+from training.data import DataSet, load
+from training.errors import DataError
+
+
+@pytest.fixture
+def pictures(tmp_path: Path) -> Path:
+    return drawn.write_pictures(tmp_path / "pictures")
+
+
+def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data: DataSet) -> None:
+    found = load("folder", pictures)
+    assert found.classes == data.classes
+    for mine, theirs in ((found.train, data.train), (found.test, data.test)):
+        assert mine.images.shape == theirs.images.shape
+        assert sorted(map(key, mine.images, mine.labels)) == sorted(map(key, theirs.images, theirs.labels))
+    assert load("folder", pictures).digest == found.digest
+    found.split(60)  # all classes are among the last, whatever the files are called
+
+
+def key(image: object, label: object) -> tuple[int, bytes]:
+    return int(label), image.numpy().tobytes()  # type: ignore[attr-defined, call-overload, no-any-return]
+
+
+def test_pictures_in_colour_are_learned_exported_measured_and_drawn(tmp_path: Path) -> None:
+    data = drawn.write_pictures(tmp_path / "pictures", "RGB")
+    run, folder = tmp_path / "run", tmp_path / "mine"
+    for arguments in (
+        ["train", "--preset", "tiny", "--out", run, *FLAGS],
+        ["export", run, "--bundle", folder, "--int8"],
+        ["evaluate", folder, "--record"],
+        ["figures", folder, "--out", tmp_path / "figures"],
+    ):
+        done = called(*arguments, "--data", data)
+        assert done.returncode == 0, done.stderr
+    manifest = bundle.read(folder).manifest
+    assert manifest.image_shape == (3, 28, 28)
+    assert not manifest.boxed
+    assert manifest.metrics.test["int8"].error.count == 60
+
+
+def broken(folder: Path) -> None:
+    (folder / "train/3/3.png").write_bytes(b"no picture")
+
+
+def larger(folder: Path) -> None:
+    Image.new("L", (30, 28)).save(folder / "train/3/3.png")
+
+
+def in_colour(folder: Path) -> None:
+    Image.new("RGB", (28, 28)).save(folder / "train/3/3.png")
+
+
+def for_print(folder: Path) -> None:
+    Image.new("CMYK", (28, 28)).save(folder / "train/3/3.png", "TIFF")
+
+
+def another_class(folder: Path) -> None:
+    (folder / "test/3").rename(folder / "test/three")
+
+
+def loose(folder: Path) -> None:
+    (folder / "train/notes.txt").write_text("mine")
+
+
+def of_one_class(folder: Path) -> None:
+    for path in (folder / "train").iterdir():
+        if path.name != "3":
+            path.rename(folder / path.name)
+
+
+def without_any(folder: Path) -> None:
+    for path in (folder / "test").iterdir():
+        path.rename(folder / path.name)
+
+
+def named_at_length(folder: Path) -> None:
+    for part in ("train", "test"):
+        (folder / part / "3").rename(folder / part / ("3" * 65))
+
+
+def of_another_size(folder: Path) -> None:
+    for path in (folder / "test").glob("*/*"):
+        Image.new("L", (30, 28)).save(path)
+
+
+@pytest.mark.parametrize(
+    ("mar", "told"),
+    [
+        (broken, "train/3/3.png: expected a picture, found none that can be read"),
+        (larger, "train/3/3.png: expected grey 28x28 as others are, found grey 28x30"),
+        (in_colour, "train/3/3.png: expected grey 28x28 as others are, found colour 28x28"),
+        (for_print, "train/3/3.png: expected grey pictures or RGB of 8 bits, found CMYK"),
+        (another_class, "test/three: no training picture is of this class; train/ has 0, 1, 2"),
+        (loose, "train/notes.txt: expected a subfolder for each class, found a file"),
+        (of_one_class, "train: expected a subfolder for each of at least two classes, found 1"),
+        (without_any, "test: holds no pictures"),
+        (named_at_length, "expected names of classes of at most 64 characters"),
+        (of_another_size, "training pictures are grey 28x28, test pictures grey 28x30"),
+    ],
+)
+def test_what_is_wrong_with_a_folder_of_pictures_is_told(mar: object, told: str, pictures: Path) -> None:
+    mar(pictures)  # type: ignore[operator]
+    with pytest.raises(DataError, match=told):
+        load("folder", pictures)
+
+
+def test_what_a_system_hides_there_is_passed_over(pictures: Path) -> None:
+    before = load("folder", pictures).digest
+    (pictures / "train/.DS_Store").write_bytes(b"a finder was here")
+    (pictures / "train/3/.hidden").write_bytes(b"and here")
+    assert load("folder", pictures).digest == before
+
+
+def test_a_known_set_is_not_made_of_pictures_and_yet_may_be_measured_on_them(pictures: Path) -> None:
+    with pytest.raises(DataError, match="expected the four idx files of mnist, found folders of pictures"):
+        load("mnist", pictures)
+    assert load("mnist", pictures, any_files=True).classes == tuple("0123456789")

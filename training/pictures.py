@@ -1,0 +1,84 @@
+"""A folder of pictures -> arrays: train/ and test/ with a subfolder for each class, named as the class is.
+
+    train/cat/1.png, train/dog/1.png, ..., test/cat/1.png, ...
+
+All of one size, and all grey or all in colour, as the first is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from tqdm import tqdm
+
+from training.errors import DataError
+from training.sources import PARTS
+
+MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}  # as pictures lie in files -> grey or colour
+
+
+@dataclass(frozen=True)
+class Pictures:
+    images: NDArray[np.uint8]  # (n, C, H, W)
+    labels: NDArray[np.int64]  # (n,), places in the list of classes
+
+
+def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
+    """The classes, and the pictures to train and to test with."""
+    classes = tuple(sorted(path.name for path in _visible(folder / PARTS[0]) if path.is_dir()))
+    if len(classes) < 2:
+        raise DataError(f"{folder / PARTS[0]}: expected a subfolder for each of at least two classes, found {len(classes)}")
+    train, test = (_part(folder / part, classes) for part in PARTS)
+    return classes, train, test
+
+
+def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
+    """In an order that looks random and is always the same: those held out to choose by are the last, and want all classes."""
+    files = [(path, classes.index(path.parent.name)) for path in _files(folder, classes)]
+    if not files:
+        raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
+    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    images, wanted = [], None
+    for place in tqdm(order, desc=f"{folder.name}/", unit="img", leave=False):
+        image = _picture(files[place][0])
+        wanted = wanted or (image.mode, image.size)
+        if (image.mode, image.size) != wanted:
+            raise DataError(f"{files[place][0]}: expected {_kind(*wanted)} as others are, found {_kind(image.mode, image.size)}")
+        images.append(np.asarray(image))
+    stacked = np.stack(images)
+    planes = stacked[:, None] if stacked.ndim == 3 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
+    return Pictures(planes, np.array([files[place][1] for place in order], np.int64))
+
+
+def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:
+    found = []
+    for path in _visible(folder):
+        if not path.is_dir():
+            raise DataError(f"{path}: expected a subfolder for each class, found a file; move it away")
+        if path.name not in classes:
+            raise DataError(f"{path}: no training picture is of this class; {PARTS[0]}/ has {', '.join(classes)}")
+        found += _visible(path)
+    return found
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _picture(path: Path) -> Image.Image:
+    try:
+        with Image.open(path) as image:
+            if image.mode not in MODES:
+                raise DataError(f"{path}: expected grey pictures or RGB of 8 bits, found {image.mode}; convert it")
+            return image.convert(MODES[image.mode])
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise DataError(f"{path}: expected a picture, found none that can be read ({error}); mend it or move it away") from error
+
+
+def _kind(mode: str, size: tuple[int, int]) -> str:
+    return f"{'grey' if mode == 'L' else 'colour'} {size[1]}x{size[0]}"
