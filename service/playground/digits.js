@@ -1,4 +1,4 @@
-/** The ten digits as a pen writes them: strokes of points, in parts of the slate's height. Examples to begin with. */
+/** The ten digits as a pen writes them: strokes of points, in parts of the slate's shorter side. Examples to begin with. */
 
 const BOX = 0.74; // of the slate, in the middle
 

@@ -2,9 +2,9 @@
 
 import { blobOf, sheetOf } from "./dom.js";
 
-const INK = 0.085; // width of a stroke, of the slate's height
-const SENT = 224; // pixels of the slate's height, as it is sent
-const SHIFT = 0.07; // of the height: how far two pictures that lie on each other are moved apart
+const INK = 0.085; // width of a stroke, of the slate's shorter side
+const SENT = 224; // pixels of that side, as it is sent
+const SHIFT = 0.07; // of it: how far two pictures that lie on each other are moved apart
 const REMEMBERED = 100; // steps of undo
 const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is megabytes
 const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
@@ -93,7 +93,8 @@ export class Drawing extends EventTarget {
   /** { blob, name, note } to send; the name is that of a file of the user's, or which the note says how to come by. */
   async picture() {
     if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
-    const sheet = sheetOf(Math.round(SENT * this.#aspect), SENT);
+    const [width, height] = [this.#aspect, 1 / this.#aspect].map((sides) => Math.round(SENT * Math.max(1, sides)));
+    const sheet = sheetOf(width, height);
     render(sheet.getContext("2d"), "white", "black", this.#sheet);
     return { blob: await blobOf(sheet, "image/png") };
   }
@@ -142,10 +143,11 @@ export class Drawing extends EventTarget {
     this.#touched = false;
   }
 
-  /** In parts of the slate's height, so that a drawing survives a turned phone; a wide slate has as much left of 0 as right of 1. */
+  /** In parts of the square in the slate's middle, so that a drawing survives a turned phone. */
   #point(event) {
-    const box = this.#canvas.getBoundingClientRect();
-    return [(event.clientX - box.left - (box.width - box.height) / 2) / box.height, (event.clientY - box.top) / box.height];
+    const { left, top, width, height } = this.#canvas.getBoundingClientRect();
+    const side = Math.min(width, height);
+    return [(event.clientX - left - (width - side) / 2) / side, (event.clientY - top - (height - side) / 2) / side];
   }
 
   #replace(sheet, drawing) {
@@ -183,15 +185,16 @@ export function sketch(canvas, example) {
 }
 
 function render(context, chalk, slate, sheet) {
-  const { width, height: side } = context.canvas;
+  const { width, height } = context.canvas;
+  const side = Math.min(width, height);
   context.fillStyle = slate;
-  context.fillRect(0, 0, width, side);
-  context.translate((width - side) / 2, 0); // what is drawn is at home in the square in the middle
+  context.fillRect(0, 0, width, height);
+  context.translate((width - side) / 2, (height - side) / 2); // to the square in the middle
   Object.assign(context, { strokeStyle: chalk, lineWidth: INK * side, lineCap: "round", lineJoin: "round" });
   for (const { image, strokes = [], shift = 0, foreign } of sheet.pictures) {
     write(context, side, strokes, shift);
     if (!image) continue;
-    const scale = Math.min(width / image.width, side / image.height);
+    const scale = Math.min(width / image.width, height / image.height);
     const [across, down] = [image.width * scale, image.height * scale];
     const place = [(side - across) / 2 + shift * side, (side - down) / 2, across, down];
     if (foreign) {
