@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from training.config import Config
-from training.data import NAMES, DataSet
+from training.data import ITS_OWN, NAMES, DataSet
 from training.errors import CheckpointError
 from training.networks import Network
 
@@ -130,7 +130,7 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
     if checkpoint.classes != data.classes:
         raise CheckpointError(
             f"{run / FILE} was begun with the classes {', '.join(checkpoint.classes)}, found {', '.join(data.classes)}; "
-            f"put {NAMES} back as it was"
+            f"put {NAMES} back as it was, or {ITS_OWN}"
         )
     if checkpoint.processes not in (0, processes):
         raise CheckpointError(

@@ -120,7 +120,7 @@ def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> D
     source = chosen("data set", dataset, SOURCES)
     found = find(dataset, folder)
     if any_files:
-        if not holds_pictures(found) and of_another(found, dataset):
+        if source.classes and not holds_pictures(found) and of_another(found, dataset):  # a folder's own may be a known set's
             raise DataError(f"{found}: expected pictures of the classes of {dataset}, found another known data set")
         source = Source(() if (found / NAMES).exists() else source.classes)
     elif source.classes and holds_pictures(found):

@@ -285,3 +285,10 @@ def test_another_sets_files_in_the_environments_folder_do_not_keep_one_from_its_
         monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), mirrors=(mirror,)))
         assert reader.find("ours", None) == cache / "capserve" / "ours"
     assert reader.find("folder", None) == copy
+
+
+def test_a_folder_s_own_files_may_be_a_known_sets(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
+    assert load("folder", copy, any_files=True).digest == load("folder", copy).digest
+    with pytest.raises(DataError, match="found another known data set"):
+        load("mnist", copy, any_files=True)
