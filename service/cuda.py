@@ -117,7 +117,7 @@ def find() -> None:
     if CUDA not in ort.get_available_providers():
         raise StartError(
             f"onnxruntime {ort.__version__} has no {CUDA}: this is the CPU package. `pip uninstall onnxruntime`, "
-            "then `pip install 'capserve[gpu]'`, or set CAPSERVE_DEVICE=cpu"
+            "then `pip install '.[gpu]'` in the checkout, or set CAPSERVE_DEVICE=cpu"
         )
     if hasattr(ort, "preload_dlls"):
         with redirect_stdout(sys.stderr):  # where it says what it did not find
@@ -132,8 +132,6 @@ def _missing() -> str | None:
         except OSError as error:
             name, _, reason = str(error).partition(": ")
             if "cannot open shared object" in reason:
-                part = (
-                    "the NVIDIA driver" if name == "libcuda.so.1" else "CUDA or cuDNN; `pip install 'capserve[gpu]'` brings them"
-                )
-                return f"{name} is missing, a part of {part}"
+                brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout brings them"
+                return f"{name} is missing, a part of {'the NVIDIA driver' if name == 'libcuda.so.1' else brought}"
     return None

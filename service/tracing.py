@@ -21,7 +21,7 @@ try:
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ModuleNotFoundError as error:
-    raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install 'capserve[otel]'` brings it") from error
+    raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install '.[otel]'` in the checkout brings it") from error
 
 NANOSECONDS = 1_000_000_000
 FAREWELL = 2.0  # seconds that the last spans have when the process stops; a collector may be away

@@ -97,7 +97,7 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ModuleNotFoundError(name='onnxruntime')")
     ended = run("check", PYTHONPATH=str(tmp_path))
     assert ended.returncode == 2
-    assert "pip install 'capserve[cpu]'" in ended.stderr
+    assert "pip install '.[cpu]'" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -27,7 +27,7 @@ from tests.waiting import until
 
 pytestmark = [
     pytest.mark.alone,
-    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install 'capserve[ray]'"),
+    pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="needs Ray: pip install '.[ray]'"),
 ]
 
 KEY = {"X-API-Key": "sesame"}

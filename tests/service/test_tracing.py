@@ -109,5 +109,5 @@ def test_without_the_extra_it_says_what_to_install(verb: str) -> None:
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": "http://127.0.0.1:4318/v1/traces"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 2
-    assert "capserve[otel]" in ended.stderr.splitlines()[-1]
+    assert "'.[otel]'" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
