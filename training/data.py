@@ -223,5 +223,4 @@ def _extent(marked: Tensor) -> Tensor:
 
 
 def _size(digits: Digits) -> str:
-    channels, height, width = digits.images.shape[1:]
-    return f"{'grey' if channels == 1 else 'colour'} {height}x{width}"
+    return pictures.kind(*digits.images.shape[1:])

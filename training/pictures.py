@@ -48,7 +48,7 @@ def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
         image = _picture(files[place][0])
         wanted = wanted or (image.mode, image.size)
         if (image.mode, image.size) != wanted:
-            raise DataError(f"{files[place][0]}: expected {_kind(*wanted)} as others are, found {_kind(image.mode, image.size)}")
+            raise DataError(f"{files[place][0]}: expected {_told(*wanted)} as others are, found {_told(image.mode, image.size)}")
         images.append(np.asarray(image))
     stacked = np.stack(images)
     planes = stacked[:, None] if stacked.ndim == 3 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
@@ -80,5 +80,10 @@ def _picture(path: Path) -> Image.Image:
         raise DataError(f"{path}: expected a picture, found none that can be read ({error}); mend it or move it away") from error
 
 
-def _kind(mode: str, size: tuple[int, int]) -> str:
-    return f"{'grey' if mode == 'L' else 'colour'} {size[1]}x{size[0]}"
+def _told(mode: str, size: tuple[int, int]) -> str:
+    width, height = size
+    return kind(1 if mode == "L" else 3, height, width)
+
+
+def kind(channels: int, height: int, width: int) -> str:
+    return f"{'grey' if channels == 1 else 'colour'} {height}x{width}"
