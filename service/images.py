@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
+from service import pngfile
 from service.bundle import Array
 from service.errors import NotAnImage, ServiceError, TooLarge, Unprocessable
 from service.manifest import Manifest
@@ -86,6 +87,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         _refuse_large(picture.size, max_pixels)
         if form is PNG:  # its metadata may stand behind the pixels
             picture.load()
+            _refuse_partial(picture, data)
         # The plainest PNG, our hottest path, has none to look at.
         plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
         turn = None if plain else _turn(picture)
@@ -96,6 +98,14 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         if upright.mode != "P":
             return upright
         return upright.convert("RGBA" if "transparency" in upright.info else "RGB")  # where what is wrong with it is the sender's
+
+
+def _refuse_partial(picture: ImageFile, data: bytes) -> None:
+    """A PNG without its end, or without all its rows; a last pixel that is not black was in the file, and with it all before."""
+    last = picture.getpixel((picture.width - 1, picture.height - 1))
+    drawn = any(last) if isinstance(last, tuple) else last
+    if not pngfile.ends(data) or ((not drawn or pngfile.interlaced(data)) and not pngfile.holds_all_rows(data)):
+        raise ValueError("a part of a PNG")
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:

@@ -9,6 +9,7 @@ import threading
 import tracemalloc
 import warnings
 import zlib
+from collections.abc import Callable
 from contextlib import suppress
 from io import BytesIO
 
@@ -42,7 +43,7 @@ def interlaced(picture: Image.Image) -> bytes:
         (0, 1, 2, 2),
         (1, 0, 2, 1),
     ):
-        lines += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across])
+        lines += b"".join(b"\0" + row.tobytes() for row in pixels[top::down, left::across] if row.size)
     header = struct.pack(">IIBBBBB", picture.width, picture.height, 8, 0, 0, 0, 1)
     return png(header, zlib.compress(lines))
 
@@ -181,6 +182,39 @@ def test_refuses_truncated(kind: str, share: float) -> None:
     data = READ[kind]
     with pytest.raises(Unprocessable, match="truncated or damaged"):
         images.read(data[: max(12, int(len(data) * share))], LIMIT)
+
+
+def with_pixels(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
+    """A PNG whose compressed stream is sound, and holds something else."""
+    head, _, rest = data.partition(b"IDAT")
+    length = int.from_bytes(head[-4:])
+    stream = zlib.compress(change(zlib.decompress(rest[:length])))
+    body = b"IDAT" + stream
+    return head[:-4] + struct.pack(">I", len(stream)) + body + struct.pack(">I", zlib.crc32(body)) + rest[length + 4 :]
+
+
+PNGS = {kind: data for kind, data in READ.items() if data.startswith(b"\x89PNG")}
+PNGS |= {"one bit": drawings.encoded(PICTURE.convert("1")), "two bits": drawings.encoded(PICTURE.quantize(4))}
+
+
+@pytest.mark.parametrize("data", PNGS.values(), ids=PNGS.keys())
+def test_refuses_a_png_that_lacks_rows_and_takes_one_that_is_black(data: bytes) -> None:
+    for kept in (0, 300, -1):
+        with pytest.raises(Unprocessable, match="truncated or damaged"):
+            images.read(with_pixels(data, lambda rows, kept=kept: rows[:kept]), LIMIT)
+    black = images.read(with_pixels(data, lambda rows: bytes(len(rows))), LIMIT)
+    assert black.size == PICTURE.size
+
+
+@pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (5, 5), (8, 9)])
+def test_an_interlaced_png_of_any_size_is_whole_when_it_is(size: tuple[int, int]) -> None:
+    assert images.read(interlaced(PICTURE.resize(size)), LIMIT).size == size
+
+
+@pytest.mark.parametrize("lost", range(1, 16))
+def test_refuses_a_png_without_its_end(lost: int) -> None:
+    with pytest.raises(Unprocessable, match="truncated or damaged"):
+        images.read(READ["grey png"][:-lost], LIMIT)
 
 
 @pytest.mark.parametrize("kind", READ)

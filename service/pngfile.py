@@ -1,0 +1,51 @@
+"""Whether a PNG holds all its rows: Pillow takes a compressed stream that ends early for a picture whose other rows are black."""
+
+from __future__ import annotations
+
+import struct
+import zlib
+
+HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
+CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
+HEADER_AT, CHUNKS_AT = 16, 33  # bytes: behind the signature comes the header's chunk
+END = b"IEND\xaeB`\x82"
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
+INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+PIECE = 1 << 12  # bytes inflated at once, to 4 MB at most
+
+
+def ends(data: bytes) -> bool:
+    """Whether its last chunk is there; much may follow it."""
+    return data.rfind(END) >= 0
+
+
+def interlaced(data: bytes) -> bool:
+    return data[HEADER_AT + 12] != 0
+
+
+def holds_all_rows(data: bytes) -> bool:
+    """Of a file that Pillow has read: its stream is inflated once more, and counted."""
+    missing, at, inflate = _row_bytes(data), CHUNKS_AT, zlib.decompressobj().decompress
+    while missing > 0 and at < len(data):
+        length, kind = CHUNK.unpack_from(data, at)
+        if kind == b"IDAT":
+            for piece in range(at + 8, at + 8 + length, PIECE):
+                missing -= len(inflate(data[piece : min(piece + PIECE, at + 8 + length)]))
+                if missing <= 0:  # whatever follows; it may be gigabytes
+                    break
+        at += 12 + length
+    return missing <= 0
+
+
+def _row_bytes(data: bytes) -> int:
+    """Of all rows of all passes, each with the byte that names its filter."""
+    width, height, bits, colour, _, _, interlaced = HEADER.unpack_from(data, HEADER_AT)
+    bits *= SAMPLES[colour]
+    if not interlaced:
+        return int(height * (1 + (width * bits + 7) // 8))
+    found = 0
+    for column, row, right, down in INTERLACED:  # where each pass begins, and its steps
+        columns, rows = -((column - width) // right), -((row - height) // down)
+        if columns > 0:
+            found += max(0, rows) * (1 + (columns * bits + 7) // 8)
+    return found
