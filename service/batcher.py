@@ -24,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.errors import Broken, Busy, TooLarge, TooLate, TurnedAway
+from service.pace import Pace
 from service.visits import Stages, added
 
 Array = NDArray[Any]
@@ -73,11 +74,20 @@ class Batcher:
     """`await submit(...)` from any task of the loop that called start()."""
 
     def __init__(
-        self, run: Callable[..., tuple[Arrays, Stages]], *, max_batch: int, max_queue: int, observer: Observer, runners: int = 1
+        self,
+        run: Callable[..., tuple[Arrays, Stages]],
+        *,
+        max_batch: int,
+        max_queue: int,
+        max_wait: float,
+        observer: Observer,
+        runners: int = 1,
     ) -> None:
         self._run = run
         self._max_batch = max_batch
         self.max_queue = max_queue
+        self._max_wait = max_wait
+        self._pace = Pace()  # an image; written by the loop
         self._observer = observer
         self._turn: list[_Request] = []  # arrived in this turn of the loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
@@ -126,6 +136,9 @@ class Batcher:
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
             told = f"{waiting} images are waiting already, and the queue holds {self.max_queue}"
             raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
+        if (wait := self._pace.wait(waiting, self._runners)) > self._max_wait:
+            told = f"{waiting} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
+            raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
 
     @contextmanager
     def reserved(self, images: int) -> Iterator[None]:
@@ -258,6 +271,7 @@ class Batcher:
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:
+            self._pace.took((finished - started) / batch.images)
             self._observer.batch_ran(batch.images, finished - started)
         first = 0
         for request in batch.requests:

@@ -15,6 +15,7 @@ from queue import SimpleQueue
 from typing import Any, TypeVar
 
 from service.errors import Busy, TooLate
+from service.pace import Pace
 
 T = TypeVar("T")
 
@@ -22,19 +23,23 @@ LATE = "the deadline passed before a picture was decoded or drawn; send a smalle
 
 
 class Crew:
-    def __init__(self, threads: int, most: int, deadline: float) -> None:
-        """`most` jobs at once that somebody waits for, each until `deadline` seconds after its request was here."""
+    def __init__(self, threads: int, most: int, max_wait: float, deadline: float) -> None:
+        """`most` jobs at once that somebody waits for: none longer than `max_wait` seconds, as far as one can foresee, each until
+        `deadline` seconds after its request was here."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: SimpleQueue[_Errand | None] = SimpleQueue()  # None: stop
-        self._most, self._deadline = most, deadline
+        self._most, self._max_wait, self._deadline = most, max_wait, deadline
+        self._pace = Pace()
         # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
         self.turn = threading.Lock()
         self._jobs = 0
 
     async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
-        if self._jobs >= self._most:
-            raise Busy(f"{self._jobs} pictures wait to be decoded or drawn; ask again after the seconds in Retry-After", "crew")
+        wait = self._pace.wait(max(0, self._jobs - len(self._threads) + 1), len(self._threads))
+        if self._jobs >= self._most or (wait > self._max_wait and complete is not None):
+            told = f"{self._jobs} pictures wait to be decoded or drawn, for about {wait:.1f} s"
+            raise Busy(f"{told}; ask again after the seconds in Retry-After", "crew")
         if not self._threads[0].ident:
             self._start()
         errand = _Errand(job, asyncio.get_running_loop())
@@ -48,6 +53,8 @@ class Crew:
         except TimeoutError:
             raise TooLate(LATE, "late") from None
         finally:
+            if errand.seconds is not None:
+                self._pace.took(errand.seconds)
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
 
@@ -79,17 +86,19 @@ class _Errand:
     def __init__(self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
+        self.seconds: float | None = None  # that it took, once it is done
         self._loop = loop
 
     def run(self) -> None:
         job = self.job
         if job is None:
             return
-        result, error = None, None
+        result, error, began = None, None, time.monotonic()
         try:
             result = job()
         except Exception as failure:  # for whoever waits
             error = failure
+        self.seconds = time.monotonic() - began
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell

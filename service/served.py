@@ -53,6 +53,7 @@ class Served:
             self._perceived,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
+            max_wait=settings.max_wait,
             observer=GraphObserver(metrics, name, "encoder", self.failed),
             runners=net.encoder.runners,
         )
@@ -60,6 +61,7 @@ class Served:
             self._drawn,
             max_batch=DRAWN_TOGETHER,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
+            max_wait=settings.max_wait,
             observer=GraphObserver(metrics, name, "decoder", self.failed),
         )
 

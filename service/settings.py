@@ -39,6 +39,12 @@ class Settings(BaseSettings):
     )
     max_batch: int = Field(16, ge=1, description="images that run together at most")
     max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")
+    max_wait: float = Field(
+        1.0,
+        gt=0,
+        le=3600,
+        description="seconds that a picture may have to wait, as far as one can foresee; more are answered 503",
+    )
     max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")

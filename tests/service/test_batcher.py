@@ -59,10 +59,16 @@ class House:
     """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
 
     def __init__(
-        self, run: Callable[..., tuple[Arrays, Stages]] | None = None, max_batch: int = 4, max_queue: int = 100, runners: int = 1
+        self,
+        run: Callable[..., tuple[Arrays, Stages]] | None = None,
+        max_batch: int = 4,
+        max_queue: int = 100,
+        runners: int = 1,
+        max_wait: float = 60,
     ) -> None:
         self.gate, self.watcher = Gate(), Watcher()
-        self.batcher = Batcher(run or self.gate, max_batch=max_batch, max_queue=max_queue, observer=self.watcher, runners=runners)
+        bounds = {"max_batch": max_batch, "max_queue": max_queue, "max_wait": max_wait}
+        self.batcher = Batcher(run or self.gate, **bounds, observer=self.watcher, runners=runners)
         self.batcher.start()
 
     async def occupied(self) -> asyncio.Task:
@@ -114,7 +120,7 @@ async def test_several_inputs_are_stacked_each():
         runs.append((poses.shape, classes.dtype))
         return (poses * classes[:, None],), {}
 
-    batcher = Batcher(run, max_batch=8, max_queue=8, observer=Watcher())
+    batcher = Batcher(run, max_batch=8, max_queue=8, max_wait=60, observer=Watcher())
     batcher.start()
     poses = np.ones((1, 3), np.float32)
     answers = await asyncio.gather(*(batcher.submit(poses, np.array([label])) for label in range(3)))
@@ -228,6 +234,26 @@ async def test_a_full_queue_answers_at_once():
 
 
 @scenario
+async def test_nobody_is_let_in_who_would_wait_too_long():
+    house, taken = House(lambda images: (time.sleep(0.1), ((images,), {}))[1], max_batch=2, max_wait=0.5), []
+    await house.send(2)  # from it is known how long one takes
+
+    async def crowd_in() -> None:
+        while True:
+            house.batcher.admit()
+            taken.append(house.send(2))
+            await asyncio.sleep(0)
+
+    told = r"images are waiting already, for about 0\.[56] s, and nobody is to wait longer than 0.5 s"
+    with pytest.raises(Busy, match=told) as refused:
+        await crowd_in()
+    assert 4 <= len(taken) <= 7  # five batches' time, one is at work; fewer where a tenth of a second took longer
+    assert refused.value.reason == "full"
+    await asyncio.gather(*taken)
+    house.batcher.admit(100)  # what nobody is before waits for nobody
+
+
+@scenario
 async def test_past_the_deadline_is_dropped_before_compute():
     house = House()
     await house.occupied()
@@ -320,7 +346,7 @@ def test_whose_batcher_is_drained_goes_at_once(started: bool, fault: str | None)
     class Owner(Watcher):
         def __init__(self) -> None:
             super().__init__()
-            self.batcher = Batcher(self.run, max_batch=1, max_queue=1, observer=self)
+            self.batcher = Batcher(self.run, max_batch=1, max_queue=1, max_wait=60, observer=self)
 
         def run(self, images):
             if fault:
@@ -437,7 +463,9 @@ def test_thousands_of_requests_keep_their_rows():
 
 async def _thousands(runners: int) -> None:
     watcher = Watcher()
-    batcher = Batcher(lambda images: ((images * 2,), {}), max_batch=16, max_queue=10_000, observer=watcher, runners=runners)
+    batcher = Batcher(
+        lambda images: ((images * 2,), {}), max_batch=16, max_queue=10_000, max_wait=60, observer=watcher, runners=runners
+    )
     batcher.start()
 
     async def client(seed: int) -> None:

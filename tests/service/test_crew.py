@@ -19,7 +19,7 @@ from tests.service.conftest import serving, settings
 
 def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
     async def both() -> None:
-        crew = Crew(2, most=4, deadline=10)
+        crew = Crew(2, most=4, max_wait=60, deadline=10)
         assert await crew.do(lambda: threading.current_thread().name[:4], time.monotonic()) == "crew"
 
         def refuse() -> None:
@@ -36,7 +36,7 @@ def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
     begun: list[str] = []
 
     async def wait_in_vain() -> None:
-        crew, free = Crew(1, most=4, deadline=0.3), threading.Event()
+        crew, free = Crew(1, most=4, max_wait=60, deadline=0.3), threading.Event()
         at_work = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic() + 10))
         await asyncio.sleep(0.05)
         waits = asyncio.create_task(crew.do(lambda: begun.append("late"), time.monotonic()))
@@ -81,7 +81,7 @@ def test_what_has_been_computed_is_written_past_the_deadline(
 
 def test_a_job_at_work_ends_with_its_request_too() -> None:
     async def hang() -> None:
-        crew, free = Crew(1, most=1, deadline=0.1), threading.Event()
+        crew, free = Crew(1, most=1, max_wait=60, deadline=0.1), threading.Event()
         with pytest.raises(TooLate):
             await crew.do(lambda: free.wait(10), time.monotonic())
         crew.close()  # and waits for nobody
@@ -94,7 +94,7 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
 
 def test_it_is_bounded() -> None:
     async def crowd() -> None:
-        crew, free = Crew(1, most=2, deadline=10), threading.Event()
+        crew, free = Crew(1, most=2, max_wait=60, deadline=10), threading.Event()
         two = [asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic())) for _ in range(2)]
         await asyncio.sleep(0)
         with pytest.raises(Busy, match="2 pictures wait") as refused:
@@ -102,6 +102,33 @@ def test_it_is_bounded() -> None:
         assert refused.value.reason == "crew"  # as alerts know it
         free.set()
         await asyncio.gather(*two)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
+def test_nobody_is_let_in_who_would_wait_too_long() -> None:
+    async def crowd() -> None:
+        crew, taken = Crew(2, most=100, max_wait=0.5, deadline=10), []
+
+        def job() -> None:
+            time.sleep(0.1)
+
+        await crew.do(job, time.monotonic())  # from it is known how long one takes
+
+        async def crowd_in() -> None:
+            while True:
+                taken.append(asyncio.create_task(crew.do(job, time.monotonic())))
+                await asyncio.sleep(0)
+                if taken[-1].done():
+                    taken.pop().result()
+
+        with pytest.raises(Busy, match=r"pictures wait to be decoded or drawn, for about 0\.[56] s"):
+            await crowd_in()
+        assert 8 <= len(taken) <= 11  # five for each thread, and fewer where a tenth of a second took longer
+        await crew.do(lambda: None)  # what has been computed is written all the same
+        await asyncio.gather(*taken)
+        await crew.do(job, time.monotonic())
         crew.close()
 
     asyncio.run(crowd())
