@@ -1,7 +1,6 @@
 """What Prometheus sees: a registry per app, an attribute per metric.
 
-Several worker processes write files in PROMETHEUS_MULTIPROC_DIR, which their supervisor sets, and whichever is scraped adds them
-all up.
+Several worker processes write files (process/tallies.py), and whichever is scraped adds them all up.
 """
 
 from __future__ import annotations
@@ -10,7 +9,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from math import isfinite
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 from prometheus_client import (
@@ -31,6 +30,8 @@ from prometheus_client.utils import floatToGoString
 from service.engine import CapsNet, Perception
 from service.errors import TurnedAway
 from service.manifest import Manifest, Shares
+from service.process import tallies
+from service.process.tallies import Across
 from service.verdict import Verdict
 from service.visits import Stage
 
@@ -39,8 +40,6 @@ SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)
 TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' reference histograms
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
-
-Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
 
 values.ValueClass = values.MutexValue  # in memory, until keep_at: that variable may be in the environment for others' sake
 disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
@@ -127,7 +126,7 @@ class Metrics:
         registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
-        self._files = None if values.ValueClass is values.MutexValue else os.environ["PROMETHEUS_MULTIPROC_DIR"]
+        self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER]
         if self._files is None:
             ProcessCollector(registry=registry)
 

@@ -6,7 +6,6 @@ import logging
 import multiprocessing
 import os
 import signal
-import tempfile
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -18,7 +17,7 @@ from multiprocessing.context import SpawnProcess
 
 from prometheus_client.multiprocess import mark_process_dead
 
-from service.process import listening, siblings
+from service.process import listening, siblings, tallies
 from service.settings import Settings
 
 logger = logging.getLogger(__name__)
@@ -35,11 +34,7 @@ Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place fr
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
-    with (
-        tempfile.TemporaryDirectory(prefix="capserve-metrics-") as files,
-        listening.reserve(settings.host, settings.port) as reserved,
-    ):
-        os.environ["PROMETHEUS_MULTIPROC_DIR"] = files  # the workers' metrics add up there
+    with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         address = reserved.getsockname()[:2]
         logger.info("%d workers on %s", settings.workers, listening.url(address))
         return _Supervisor(settings, work, address).run()
@@ -94,6 +89,7 @@ class _Supervisor:
         self._stopping = True
 
     def _start(self, place: int) -> None:
+        tallies.lay_down(place)
         process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._listened))
         resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
         with siblings.signals_blocked():
@@ -121,7 +117,7 @@ class _Supervisor:
         while due:
             try:
                 self._start(due[-1])
-            except OSError as error:  # no process to be had, or no memory for one
+            except OSError as error:  # no process to be had, or no room for it
                 self._failures += not self._workers  # else it is early to give up those who are there
                 return self._later(due, f"no worker can be started ({error.strerror})")
             del self._due[due.pop()]

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
 import httpx
 import pytest
 
+from service.errors import StartError
+from service.process import tallies
 from service.process.workers import CANNOT_START
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
 from tests.service.launching import appears, launched, started, workers_of
@@ -40,11 +45,15 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         assert len(servers) == 2
         (files,) = tmp_path.glob("capserve-metrics-*")
         before = sorted(path.name for path in files.iterdir())
+        # Whole on the disk, which may be full when they are written to: that would end a process without a word.
+        assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
+        assert {path.stat().st_size for path in files.iterdir()} == set(tallies.SIZES.values())  # what was taken was enough
         os.kill(servers[0], signal.SIGKILL)
         appears(tmp_path / "log", '"ready: tiny', 3)
         with reaching(url) as client:
             assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
         assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
+        assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     for line in (tmp_path / "log").read_text().splitlines():
@@ -185,6 +194,38 @@ def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
     ended = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=60)
     assert ended.returncode == CANNOT_START
     assert ended.stderr.splitlines()[-1].endswith("died with status 9, as all did: giving up")
+
+
+def test_where_the_disk_has_no_room_for_their_metrics_none_starts(tmp_path: Path) -> None:
+    most = min(tallies.SIZES.values())
+    ended = subprocess.run(
+        [sys.executable, "-m", "service", "serve", "--port", "0", "--workers", "2"],
+        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
+    )
+    assert ended.returncode == CANNOT_START
+    assert re.search(r"\(File too large, for [\d,]+ bytes of metrics in /.+\), as all did: giving up$", ended.stderr)
+    assert "Traceback" not in ended.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_any_temporary_folder_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
+    with pytest.raises(StartError, match=r"temporary folder: No such file or directory; .* TMPDIR"), tallies.folder():
+        pass
+
+
+def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(tallies.FOLDER, "")
+    with tallies.folder():
+        found = os.open(os.environ[tallies.FOLDER], os.O_RDONLY)
+        with pytest.raises(BlockingIOError):  # as systemd-tmpfiles asks
+            fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        os.close(found)
 
 
 def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
