@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
 import time
@@ -60,6 +61,8 @@ def folders(settings: Settings) -> list[Path]:
             names = [entry.name for entry in entries if not (entry.name.startswith(LEFT_ALONE) or _is_file(entry))]
         what = "none in it"
     except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):
+            raise BundleError(f"{settings.models}: {error.strerror}; raise their limit (`ulimit -n`)") from error
         names, what = [], str(error.strerror)
     if (settings.models / MANIFEST).exists():
         raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that it lies in")

@@ -131,6 +131,8 @@ def _content(path: Path, most: int) -> bytes:
 
 def _say(line: str) -> None:
     """At once; a full disk, say, is a fault to be told."""
+    if sys.stdout is None:
+        raise StartError("standard output cannot be written: it is closed")
     try:
         print(line, flush=True)
     except OSError as error:
@@ -156,6 +158,7 @@ def _begin(settings: Settings, at_once: bool) -> None:
     """Told to stop before there was anything to finish, a process stops at once, with no exception, of which a library that is
     being imported would make a fault; told to reload, it does so when it serves. The server has its own handlers."""
     siblings.hold_hangups()
+    listening.take_all_files()
     signal.signal(siblings.SPREAD, signal.SIG_IGN)  # for a supervisor, which has its own handler: others would be ended by it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import resource
 import socket
+from contextlib import suppress
 from typing import Any
 
 from service.errors import StartError
@@ -25,9 +27,22 @@ def join(address: tuple[str, int]) -> socket.socket:
     return _bound(*address, shared=True)
 
 
+def numbers(address: tuple[Any, ...]) -> tuple[str, int]:
+    """A socket's address as host and port; the host says which link is meant, where the address alone does not."""
+    host, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
+    return host, address[1]
+
+
 def url(address: tuple[Any, ...]) -> str:
     host, port, *_ = address
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def take_all_files() -> None:
+    """A connection is an open file, and of those a process has 1,024 where nobody asks for all that it may have."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with suppress(ValueError):  # where none is the most, as on a Mac
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def _bound(host: str, port: int, shared: bool) -> socket.socket:

@@ -37,7 +37,7 @@ class Server(uvicorn.Server):
         self._closing: float | None = None
         self._was_ready = False
         self.status = 0  # the process's, at its end
-        self._reload: asyncio.Task[None] | None = None
+        self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -47,7 +47,11 @@ class Server(uvicorn.Server):
             siblings.let_hangups_in()
 
     def _hang_up(self) -> None:
-        self._reload = asyncio.create_task(self._reload_models())
+        """However often: while one reload is at work and another waits for it, the latter sees what there is now."""
+        if len(self._reloads) < 2:
+            reload = asyncio.create_task(self._reload_models())
+            self._reloads.add(reload)
+            reload.add_done_callback(self._reloads.discard)
 
     async def _reload_models(self) -> None:
         try:

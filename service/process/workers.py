@@ -35,7 +35,7 @@ Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place fr
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
     with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
-        address = reserved.getsockname()[:2]
+        address = listening.numbers(reserved.getsockname())
         logger.info("%d workers on %s", settings.workers, listening.url(address))
         return _Supervisor(settings, work, address).run()
 

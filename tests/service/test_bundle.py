@@ -2,6 +2,7 @@
 
 import io
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -74,6 +75,14 @@ def test_a_changed_byte_is_seen(copy: Path, name: str) -> None:
 def test_a_missing_file_is_named(copy: Path, name: str) -> None:
     (copy / name).unlink()
     with pytest.raises(BundleError, match=rf"{name}: expected a readable file, found No such file"):
+        bundle.read(copy)
+
+
+@pytest.mark.parametrize("name", [*sorted(FILES), "manifest.json"])
+def test_a_pipe_is_not_waited_for(copy: Path, name: str) -> None:
+    (copy / name).unlink(missing_ok=True)
+    os.mkfifo(copy / name)
+    with pytest.raises(BundleError, match=f"{name}: expected a file, found a named pipe"):
         bundle.read(copy)
 
 

@@ -132,6 +132,13 @@ def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> N
     assert (ended.returncode, ended.stderr) == (2, b"capserve: standard output cannot be written: No space left on device\n")
 
 
+def test_a_standard_output_that_is_closed_is_told() -> None:
+    command = f"{sys.executable} -m service check >&-"
+    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES)}
+    ended = subprocess.run(["bash", "-c", command], stderr=subprocess.PIPE, timeout=60, env=environment)
+    assert (ended.returncode, ended.stderr) == (2, b"capserve: standard output cannot be written: it is closed\n")
+
+
 @pytest.mark.parametrize("verb", ["serve", "check", "predict"])
 def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(verb: str, tmp_path: Path) -> None:
     """While it imports, that is: it takes most of a second."""

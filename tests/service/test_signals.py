@@ -147,6 +147,17 @@ def test_without_standard_input_it_serves(tmp_path: Path, flags: str) -> None:
     assert "Traceback" not in log.read_text()
 
 
+def test_many_hangups_are_no_more_reloads_than_see_what_is_there(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with started(log) as (process, _):
+        for _ in range(200):
+            process.send_signal(signal.SIGHUP)
+            time.sleep(0.001)  # else the kernel makes one of many
+        appears(log, "reloaded: tiny unchanged")
+        time.sleep(1)
+        assert log.read_text().count("reloaded: tiny unchanged") < 50
+
+
 def test_the_signal_of_workers_to_their_supervisor_ends_nobody(tmp_path: Path) -> None:
     with started(tmp_path / "log") as (process, url), reaching(url) as client:
         process.send_signal(signal.SIGUSR1)
