@@ -50,7 +50,8 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "missing":
         return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))
     secret = part.get("type") == "string" and "enum" not in part
-    return f"{place}: expected {_expected(part)}, found {_found(fault['input'], secret)}"
+    text = "the text " if isinstance(fault["input"], str) and fault["type"].endswith("_type") else ""  # "1" where a 1 should be
+    return f"{place}: expected {_expected(part)}, found {text}{_found(fault['input'], secret)}"
 
 
 def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:

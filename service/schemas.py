@@ -130,6 +130,12 @@ class Pixels(BaseModel):
     images: list[list[list[list[float]]]] = Field(description="drawings, channels, rows, columns; 0 is black, 1 white")
 
 
+class NamedDimension(BaseModel):
+    dim: int
+    name: str
+    strength: float = Field(description="what turning it from -0.25 to 0.25 changes, in standard deviations of what it names")
+
+
 class ModelSummary(BaseModel):
     name: str
     version: str
@@ -139,6 +145,7 @@ class ModelSummary(BaseModel):
     classes: list[str]
     image_shape: list[int]
     pose_size: int
+    dimensions: list[NamedDimension] = Field(description="pose dimensions that do the same to nearly all drawings")
     graphs: dict[str, str] = Field(description="sha256 of the graphs that answer, by file; of two encoders only one does")
 
 

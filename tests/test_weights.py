@@ -17,11 +17,12 @@ from service import bundle, engine, sessions
 from service.bundle import Array
 from service.manifest import ENCODER_FILES, Variant
 from service.verdict import Judge, Verdict
+from training import subjects
 from training.config import PRESETS, Config
 from training.data import load
 from training.errors import DataError
 from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
-from training.export import measurement
+from training.export import meaning, measurement
 from training.networks import Encoding
 from training.sources import find
 
@@ -108,3 +109,13 @@ def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) 
     config = Config.from_dict(manifest.config)
     assert [each for each in config.differences(PRESETS[name]) if not each.startswith("training.seed:")] == []
     assert manifest.training.epochs == config.training.all_epochs
+
+
+def test_the_default_models_dimensions_do_what_its_manifest_says(mnist: Path) -> None:
+    with subjects.opened(accuracy.MODELS / "compact") as subject:
+        settings = subject.config.training
+        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        found = meaning(subject.models["fp32"], validation, settings)
+        assert subject.bundle is not None
+        for claimed, measured in zip(subject.bundle.manifest.dimensions, found, strict=True):
+            assert (claimed.name, claimed.strength) == (measured.name, pytest.approx(measured.strength, abs=0.05))

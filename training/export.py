@@ -39,7 +39,7 @@ from training.config import CapsuleNet, Config, PlainNet, Training
 from training.data import DataSet, Digits
 from training.dimensions import aligned, dimensions, poses_of_objects
 from training.errors import ExportError, TrainingError
-from training.evaluate import Evaluation, TorchModel, drawings_of, evaluate, fixed_batches, objects
+from training.evaluate import Evaluation, Model, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
 from training.quantise import int8
@@ -198,7 +198,7 @@ def _measure(
         parity=worst,
         usual=usual(models["fp32"], batches(), classes),
         errors={variant: measurement(evaluate(model, batches(), len(classes))) for variant, model in models.items()},
-        dimensions=dimensions(models["fp32"], poses_of_objects(models["fp32"], _samples(validation, settings))),
+        dimensions=meaning(models["fp32"], validation, settings),
     )
 
 
@@ -263,6 +263,11 @@ def calibration_pictures(learn: Digits, settings: Training) -> Tensor:
 def _samples(validation: Digits, settings: Training) -> Iterator[Batch]:
     """Validation pictures as varied as training made them: their poses show what each dimension does."""
     return fixed_batches(validation.sample(TURNED), settings.pairs, augment=AUGMENTATIONS[settings.augment])
+
+
+def meaning(model: Model, validation: Digits, settings: Training) -> tuple[Dimension, ...]:
+    """What each pose dimension does to drawings of validation pictures."""
+    return dimensions(model, poses_of_objects(model, _samples(validation, settings)))
 
 
 def measurement(evaluation: Evaluation) -> Measured:

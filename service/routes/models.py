@@ -79,5 +79,10 @@ def _summary(served: Served, default: bool) -> dict[str, Any]:
         "classes": list(manifest.classes),
         "image_shape": list(manifest.image_shape),
         "pose_size": manifest.pose_size,
+        "dimensions": [
+            {"dim": dim, "name": each.name, "strength": each.strength}
+            for dim, each in enumerate(manifest.dimensions)
+            if each.name
+        ],
         "graphs": {file: manifest.files[file] for file in (ENCODER_FILES[served.net.variant], DECODER_FILE)},
     }

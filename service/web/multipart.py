@@ -9,7 +9,8 @@ from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
 LARGEST_HEAD = 16_384  # bytes of one part's headers
-PARAMETER = re.compile(rb';\s*([^\s=;"]+)=(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
+FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
+PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 
 
@@ -44,7 +45,7 @@ def _part(section: bytes) -> Part:
         raise MalformedRequest(f"a part of the multipart body has more than {LARGEST_HEAD:,} bytes of headers; send fewer")
     if not line or padding.strip(b" \t") or not blank:
         raise MalformedRequest("a part of the multipart body has no headers; each needs a Content-Disposition with a name")
-    for header in head.split(b"\r\n"):
+    for header in FOLD.sub(b" ", head).split(b"\r\n"):
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
             for parameter in PARAMETER.finditer(value):  # one after the other: a quoted filename may look like a name

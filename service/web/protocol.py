@@ -114,6 +114,8 @@ class Protocol(HttpToolsProtocol):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             raise MalformedRequest("of transfer codings chunked alone is read; send the body so, or with its Content-Length")
+        if self.parser.get_http_version() == "1.0":  # which knows no 100 Continue, RFC 9110 10.1.1
+            self.expect_100_continue = False
         self._in_head, self._in_body, self._head = False, True, 0
         self._forget_timer()
         self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came

@@ -9,6 +9,7 @@ from service import catalogue
 from service.engine import CapsNet
 from service.manifest import ENCODER_FILES, Manifest
 from service.schemas import ModelDetail, Models
+from service.settings import CHECKOUT, Settings
 from tests.service.conftest import TINY, serving, settings
 
 
@@ -31,6 +32,17 @@ def test_which_bits_answer_is_told(variant: str, encoder: str) -> None:
     with serving(settings(variant=variant)) as client:
         (tiny,) = client.get("/models").json()["models"]
     assert tiny["graphs"] == {file: hashlib.sha256((TINY / file).read_bytes()).hexdigest() for file in (encoder, "decoder.onnx")}
+
+
+def test_the_list_tells_what_dimensions_mean() -> None:
+    with serving(Settings(models=CHECKOUT / "models", port=0, linger=0)) as client:
+        compact = next(each for each in client.get("/models").json()["models"] if each["name"] == "compact")
+        whole = client.get("/models/compact").json()["manifest"]["dimensions"]
+    assert compact["dimensions"][0]["name"] == "stroke thickness"
+    assert [{"name": each["name"], "strength": each["strength"]} for each in compact["dimensions"]] == [
+        whole[each["dim"]] for each in compact["dimensions"]
+    ]
+    assert sum(bool(each["name"]) for each in whole) == len(compact["dimensions"])
 
 
 def test_one_model_tells_its_whole_manifest(client: httpx.Client, net: CapsNet) -> None:

@@ -58,6 +58,7 @@ def test_no_name_is_no_models(client: httpx.Client, seven: bytes) -> None:
         'filename="a\\"; name=x"; Name=file',
         "filename=a.png;name=file",
         'name="file"; filename="name=x"',
+        'filename="a.png";\r\n\tname = "file"',
     ],
 )
 def test_a_filename_that_looks_like_a_name_is_none(client: httpx.Client, seven: bytes, parameters: str) -> None:

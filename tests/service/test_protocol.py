@@ -112,6 +112,11 @@ def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
         assert statuses(b"".join(iter(lambda: connection.recv(65_536), b""))) == [200]
 
 
+def test_who_speaks_http_1_0_is_not_told_what_that_has_no_word_for(server: Process) -> None:
+    asked = PREDICT.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
+    assert statuses(said(server, asked)) == [200]
+
+
 def test_headers_without_end_are_not_kept(server: Process) -> None:
     before = server.resident_megabytes()
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
