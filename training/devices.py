@@ -108,11 +108,12 @@ def compiles() -> bool:
 
 
 def hardware(device: torch.device, processes: int = 1) -> str:
-    """What a bundle says it was trained on. Processes without GPUs share one machine."""
+    """What a bundle says it was trained on. Processes without GPUs share one machine, and leave cores to others where told to."""
     if device.type == "cuda":
         return f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return f"{_processor()}, {cores} cores"
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    threads = torch.get_num_threads() * processes
+    return f"{_processor()}, {f'{threads} of ' * (threads < cores)}{cores} cores"
 
 
 def keep_memory() -> None:

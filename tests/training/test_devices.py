@@ -1,6 +1,7 @@
 """What a process asks of its machine before it trains."""
 
 import ctypes
+import os
 import subprocess
 import sys
 
@@ -52,3 +53,12 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SettingError, match="expected a GPU for each process, found 1 for at least 2; lower --nproc-per-node"):
         with devices.place():
             pass
+
+
+@pytest.mark.parametrize(("threads", "processes", "said"), [(1, 1, "1 of 2 cores"), (1, 2, "2 cores"), (2, 1, "2 cores")])
+def test_cores_that_were_left_to_others_are_told(
+    threads: int, processes: int, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    assert devices.hardware(torch.device("cpu"), processes).endswith(f", {said}")
