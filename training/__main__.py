@@ -31,8 +31,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser().parse_args(arguments)
     try:
         options.run(options)
+        print(end="", flush=True)  # here, where it can be told that nobody reads it
     except TrainingError as error:
         return _told(error, error.exit_status)
+    except BrokenPipeError:  # `| head` has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written would fail again at the end
+        return 128 + signal.SIGPIPE
     except (BundleError, OSError) as error:
         return _told(error, TrainingError.exit_status)
     except ModuleNotFoundError as error:

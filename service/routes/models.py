@@ -30,7 +30,8 @@ async def models(request: Request) -> Response:
     responses=refusals(Forbidden, NotReloaded),
 )
 async def reload(request: Request) -> Response:
-    """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the server's key.
+    """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the
+    server's key, and is a 403 where the server has none (CAPSERVE_API_KEY).
 
     The answer is of the worker that was asked. Others of the same server follow in the seconds after it, and one that cannot
     serves on as before and says so in the log.

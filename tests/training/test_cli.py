@@ -151,6 +151,13 @@ def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> 
     assert f"(fp32) on the 60 test pictures in {folder}" in done.stdout
 
 
+def test_it_ends_without_a_word_when_nobody_reads_on(made: Path, folder: Path) -> None:
+    command = f"{sys.executable} -m training evaluate {made} --data {folder} | true; exit ${{PIPESTATUS[0]}}"
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
+    assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
+
+
 def test_evaluate_records_test_figures_in_a_bundle_alone_on_request(made: Path, folder: Path) -> None:
     before = json.loads((made / "manifest.json").read_text())
     assert called("evaluate", made, "--data", folder).returncode == 0

@@ -112,7 +112,7 @@ def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
             assert all(axis.dim_value > 0 for axis in others)
 
 
-@pytest.mark.parametrize("routing", ROUTINGS)
+@pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may have need to look at single votes
 def test_onnx_runtime_need_not_write_the_votes_a_second_time(routing: str, tmp_path: Path) -> None:
     """In float32 it once transposed them for the first sum alone: up to an eighth of all that an encoder does."""
     tiny = PRESETS["tiny"].network
