@@ -87,7 +87,7 @@ class Batcher:
         self._max_batch = max_batch
         self.max_queue = max_queue
         self._max_wait = max_wait
-        self._pace = Pace()  # an image; written by the loop
+        self._pace = Pace()  # of batches; written by the loop
         self._observer = observer
         self._turn: list[_Request] = []  # arrived in this turn of the loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
@@ -136,8 +136,9 @@ class Batcher:
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
             told = f"{waiting} images are waiting already, and the queue holds {self.max_queue}"
             raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
-        if (wait := self._pace.wait(waiting, self._runners)) > self._max_wait:
-            told = f"{waiting} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
+        # A batch that is not full takes as long at most: the wait is never held for longer than it is.
+        if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._max_wait):
+            told = f"{self.queued} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
             raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
 
     @contextmanager
@@ -271,7 +272,7 @@ class Batcher:
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:
-            self._pace.took((finished - started) / batch.images)
+            self._pace.took(finished - started, waited=started - batch.requests[0].queued_at)
             self._observer.batch_ran(batch.images, finished - started)
         first = 0
         for request in batch.requests:
@@ -293,6 +294,7 @@ class Batcher:
     def _end(self, requests: int) -> None:
         self._unanswered -= requests
         if not self._unanswered:
+            self._pace = Pace()
             self._answered_all.set()
 
 

@@ -34,7 +34,7 @@ from service.manifest import (
     fingerprint,
     manifest_of,
     record,
-    refuse_pipe,
+    refuse_endless,
 )
 
 Array = NDArray[np.float32]
@@ -201,7 +201,7 @@ def check_replay(
 
 
 def checksum(path: Path) -> str:
-    refuse_pipe(path)
+    refuse_endless(path)
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

@@ -34,12 +34,18 @@ class Crew:
         self.turn = threading.Lock()
         self._jobs = 0
 
+    def admit(self) -> None:
+        """Raises Busy where a picture that is to be decoded, or a drawing to be made, would find too many before it."""
+        wait = self._pace.too_long((self._jobs - len(self._threads) + 1) / len(self._threads), self._max_wait)
+        if self._jobs >= self._most or wait:
+            raise Busy(
+                f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
+                "ask again after the seconds in Retry-After",
+                "crew",
+            )
+
     async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
-        wait = self._pace.wait(max(0, self._jobs - len(self._threads) + 1), len(self._threads))
-        if self._jobs >= self._most or (wait > self._max_wait and complete is not None):
-            told = f"{self._jobs} pictures wait to be decoded or drawn, for about {wait:.1f} s"
-            raise Busy(f"{told}; ask again after the seconds in Retry-After", "crew")
         if not self._threads[0].ident:
             self._start()
         errand = _Errand(job, asyncio.get_running_loop())
@@ -53,10 +59,12 @@ class Crew:
         except TimeoutError:
             raise TooLate(LATE, "late") from None
         finally:
-            if errand.seconds is not None:
-                self._pace.took(errand.seconds)
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
+            if not self._jobs:
+                self._pace = Pace()
+            elif errand.ended:
+                self._pace.took(errand.ended - errand.began, waited=errand.began - errand.queued)
 
     def close(self) -> None:
         """Lets the threads go when they are done, and waits for none."""
@@ -86,19 +94,19 @@ class _Errand:
     def __init__(self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
-        self.seconds: float | None = None  # that it took, once it is done
+        self.queued, self.began, self.ended = time.monotonic(), 0.0, 0.0  # the latter once they are known
         self._loop = loop
 
     def run(self) -> None:
         job = self.job
         if job is None:
             return
-        result, error, began = None, None, time.monotonic()
+        result, error, self.began = None, None, time.monotonic()
         try:
             result = job()
         except Exception as failure:  # for whoever waits
             error = failure
-        self.seconds = time.monotonic() - began
+        self.ended = time.monotonic()
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell

@@ -96,7 +96,7 @@ class TurnedAway(ServiceError):
 
 class Busy(TurnedAway):
     status, title = 503, "busy"
-    meaning = "queue full, warming, draining, or the model failed; see Retry-After"
+    meaning = "queue full or too long, warming, draining, or the model failed; see Retry-After"
     headers: ClassVar = {"Retry-After": "1"}  # seconds; a queue is empty again in less
 
 

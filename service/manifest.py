@@ -186,16 +186,16 @@ class Manifest(_Part):
         return fingerprint(self.files)
 
 
-def refuse_pipe(path: Path) -> None:
-    """Before it is opened, which would wait for somebody to write to it."""
-    if path.is_fifo():
-        raise BundleError(f"{path}: expected a file, found a named pipe")
+def refuse_endless(path: Path) -> None:
+    """Before it is read, which might never come to an end."""
+    if path.is_fifo() or path.is_char_device():
+        raise BundleError(f"{path}: expected a file, found a pipe or a device")
 
 
 def manifest_of(folder: Path) -> Manifest:
     """A folder's manifest; whether the files are those it names is another question."""
     path = folder / MANIFEST
-    refuse_pipe(path)
+    refuse_endless(path)
     try:
         size = path.stat().st_size
         if size > MANIFEST_LIMIT:

@@ -46,6 +46,6 @@ def lay_down(place: int) -> None:
         files.mkdir(exist_ok=True)
         for kind, size in SIZES.items():
             with (files / f"{kind}_{place}.db").open("ab") as file:
-                os.posix_fallocate(file.fileno(), 0, size)
+                file.write(bytes(max(0, size - file.tell())))
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}, for {sum(SIZES.values()):,} bytes of metrics in {files}") from error

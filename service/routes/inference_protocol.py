@@ -147,6 +147,8 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     service, visit = state.of(request), visits.of(request.scope)
     service.catalogue.admit()
     find().admit()
+    if body.announced(request) > SMALL_BYTES:
+        service.crew.admit()
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the body took its time, and the model may be another by now
     with departure.heeded(request):

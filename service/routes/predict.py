@@ -48,7 +48,7 @@ MANY = {
 async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
     service, visit = state.of(request), visits.of(request.scope)
-    _admitted(service, query)
+    _admitted(service, query, body.announced(request))
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
     picture = body.picture(request.headers.get("content-type", ""), sent)
@@ -81,22 +81,27 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     return _json({"model": served.manifest.name, "predictions": predictions})
 
 
-def _admitted(service: Service, query: PredictQuery) -> Served:
-    """Refused before the body is read, if refused it must be. Asked for again after it: the model may be another by then."""
+def _admitted(service: Service, query: PredictQuery, picture: int = 0) -> Served:
+    """Refused before the body, a `picture` of so many bytes, is read, if refused it must be. Asked for again after it: the model
+    may be another by then."""
     service.catalogue.admit()
     served = service.catalogue.get(query.model)
     served.admit()
+    if picture > SMALL_BYTES:
+        service.crew.admit()
     return served
 
 
-async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit) -> Array:
-    """(C, H, W) in [0, 1], as the network takes it."""
+async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, begun: bool = False) -> Array:
+    """(C, H, W) in [0, 1], as the network takes it. A request that is `begun` is not refused for others any more."""
     most, normalise = service.settings.max_pixels, query.normalise == "auto"
     if len(data) <= SMALL_BYTES:
         try:
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, for the event loop
+    if not begun:
+        service.crew.admit()
     job = partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn)
     return await service.crew.do(job, visit.complete)
 
@@ -104,7 +109,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
 async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit) -> Array:
     await asyncio.sleep(0)  # others have their turn between two pictures
     try:
-        return await _image(service, served, data, query, visit)
+        return await _image(service, served, data, query, visit, begun=index > 0)
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"
         raise

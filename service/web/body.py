@@ -32,11 +32,9 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Encoded("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
-    announced = request.headers.get("content-length", "0")
-    if announced.isdigit():
-        if int(announced) > max_body:
-            raise TooLarge(_too_large(max_body))
-        bodies.admit(int(announced))
+    if announced(request) > max_body:
+        raise TooLarge(_too_large(max_body))
+    bodies.admit(announced(request))
     chunks = []
     try:
         async with asyncio.timeout(patience):
@@ -51,6 +49,12 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     finally:
         visit.complete = time.monotonic()
     return b"".join(chunks)
+
+
+def announced(request: Request) -> int:
+    """Bytes of its body; 0 where it does not say."""
+    length = request.headers.get("content-length", "0")
+    return int(length) if length.isdigit() else 0
 
 
 def picture(content_type: str, body: bytes) -> bytes:

@@ -79,11 +79,12 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*sorted(FILES), "manifest.json"])
-def test_a_pipe_is_not_waited_for(copy: Path, name: str) -> None:
-    (copy / name).unlink(missing_ok=True)
-    os.mkfifo(copy / name)
-    with pytest.raises(BundleError, match=f"{name}: expected a file, found a named pipe"):
-        bundle.read(copy)
+def test_what_never_ends_is_not_read(copy: Path, name: str) -> None:
+    for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
+        (copy / name).unlink(missing_ok=True)
+        make(copy / name)
+        with pytest.raises(BundleError, match=f"{name}: expected a file, found a pipe or a device"):
+            bundle.read(copy)
 
 
 def test_a_graph_that_can_no_longer_be_read_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,8 +97,8 @@ def test_it_is_bounded() -> None:
         crew, free = Crew(1, most=2, max_wait=60, deadline=10), threading.Event()
         two = [asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic())) for _ in range(2)]
         await asyncio.sleep(0)
-        with pytest.raises(Busy, match="2 pictures wait") as refused:
-            await crew.do(lambda: None, time.monotonic())
+        with pytest.raises(Busy, match=r"too many pictures wait to be decoded or drawn \(2\)") as refused:
+            crew.admit()
         assert refused.value.reason == "crew"  # as alerts know it
         free.set()
         await asyncio.gather(*two)
@@ -107,28 +107,39 @@ def test_it_is_bounded() -> None:
     asyncio.run(crowd())
 
 
-def test_nobody_is_let_in_who_would_wait_too_long() -> None:
+def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_long() -> None:
     async def crowd() -> None:
-        crew, taken = Crew(2, most=100, max_wait=0.5, deadline=10), []
+        crew, taken = Crew(1, most=1_000, max_wait=0.4, deadline=60), []
 
-        def job() -> None:
-            time.sleep(0.1)
-
-        await crew.do(job, time.monotonic())  # from it is known how long one takes
-
-        async def crowd_in() -> None:
+        async def keeps_coming() -> None:
             while True:
-                taken.append(asyncio.create_task(crew.do(job, time.monotonic())))
-                await asyncio.sleep(0)
-                if taken[-1].done():
-                    taken.pop().result()
+                crew.admit()
+                taken.append(asyncio.create_task(crew.do(lambda: time.sleep(0.05), time.monotonic())))
+                await asyncio.sleep(0.01)
 
-        with pytest.raises(Busy, match=r"pictures wait to be decoded or drawn, for about 0\.[56] s"):
-            await crowd_in()
-        assert 8 <= len(taken) <= 11  # five for each thread, and fewer where a tenth of a second took longer
+        with pytest.raises(Busy, match=r"too many pictures wait to be decoded or drawn \(\d+, for about \d\.\d s\)") as refused:
+            await asyncio.wait_for(keeps_coming(), 20)
+        assert refused.value.reason == "crew"
+        assert len(taken) > 8  # eight would be done in time
         await crew.do(lambda: None)  # what has been computed is written all the same
         await asyncio.gather(*taken)
-        await crew.do(job, time.monotonic())
+        crew.admit()
+        crew.close()
+
+    asyncio.run(crowd())
+
+
+def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> None:
+    async def crowd() -> None:
+        crew = Crew(2, most=1_000, max_wait=0.4, deadline=60)
+        for seconds, many in ((0.5, 6), (0.02, 100)):
+            await asyncio.sleep(0.1)
+            taken = []
+            for _ in range(many):
+                crew.admit()
+                taken.append(asyncio.create_task(crew.do(lambda seconds=seconds: time.sleep(seconds), time.monotonic())))
+                await asyncio.sleep(0)
+            await asyncio.gather(*taken)
         crew.close()
 
     asyncio.run(crowd())
