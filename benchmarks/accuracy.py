@@ -27,7 +27,12 @@ OTHERS = (
     ("[XifengGuo/CapsNet-Keras](https://github.com/XifengGuo/CapsNet-Keras)", "8.2 M", "0.34 % (0.009)", "30"),
     ("[gram-ai/capsule-networks](https://github.com/gram-ai/capsule-networks)", "8.2 M", "0.3 % at its best epoch", "443"),
     ("[naturomics/CapsNet-Tensorflow](https://github.com/naturomics/CapsNet-Tensorflow)", "8.2 M", "0.36 %", ""),
-    ("[EscVM/Efficient-CapsNet](https://github.com/EscVM/Efficient-CapsNet), the original rebuilt", "8.2 M", "0.36 %", ""),
+    (
+        "[EscVM/Efficient-CapsNet](https://github.com/EscVM/Efficient-CapsNet), the original rebuilt",
+        "8.2 M",
+        "0.36 % at best",
+        "",
+    ),
     ("[Mazzia et al. 2021](https://arxiv.org/abs/2101.12491), without dynamic routing", "161,000 in the encoder", "0.26 %", ""),
     ("[Byerly et al. 2020](https://arxiv.org/abs/2001.09136), capsules without routing", "1.5 M", "0.17 % at best", ""),
 )

@@ -6,6 +6,7 @@ import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,6 +26,7 @@ from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
 from training.export import meaning, measurement
 from training.networks import Encoding
 from training.sources import find
+from training.statistics import usual
 
 INT8_LOSES = 0.02  # points at most
 REFUSED = 0.02  # of real pictures, taken for no digit at most
@@ -109,6 +111,29 @@ def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) 
     config = Config.from_dict(manifest.config)
     assert [each for each in config.differences(PRESETS[name]) if not each.startswith("training.seed:")] == []
     assert manifest.training.epochs == config.training.all_epochs
+
+
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
+def test_what_a_shipped_bundle_calls_usual_is_so(name: str, mnist: Path) -> None:
+    """On the digits that were held out: what verdicts are measured by, and drift."""
+    with subjects.opened(accuracy.MODELS / name) as subject:
+        settings = subject.config.training
+        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        found = usual(subject.models["fp32"], fixed_batches(validation, settings.pairs), subject.classes)
+        assert subject.bundle is not None
+        manifest = subject.bundle.manifest
+    for claimed, measured in ((manifest.thresholds, found.thresholds), (manifest.references, found.references)):
+        _alike(claimed.model_dump(), measured.model_dump())
+    np.testing.assert_allclose(manifest.prototypes, found.prototypes, atol=1e-4)
+
+
+def _alike(claimed: Any, measured: Any) -> None:
+    if isinstance(claimed, dict):
+        assert claimed.keys() == measured.keys()
+        for key, value in claimed.items():
+            _alike(value, measured[key])
+    else:
+        np.testing.assert_allclose(claimed, measured, rtol=1e-3, atol=5e-4)  # a picture or two at a bin's edge
 
 
 def test_the_default_models_dimensions_do_what_its_manifest_says(mnist: Path) -> None:

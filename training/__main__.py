@@ -62,7 +62,10 @@ def parser() -> argparse.ArgumentParser:
     _figures_flags(commands.add_parser("figures", help="draw a run's or a bundle's pictures"))
     for command in commands.choices.values():
         command.add_argument(
-            "--data", type=Path, metavar="DIR", help="where the idx files are (else $CAPSERVE_DATA, else downloaded)"
+            "--data",
+            type=Path,
+            metavar="DIR",
+            help="where the idx files or folders of pictures are (else $CAPSERVE_DATA, else downloaded)",
         )
     return top
 
@@ -96,6 +99,7 @@ def _train(options: argparse.Namespace) -> None:
         config = replace(config, network=replace(config.network, **network), training=replace(config.training, **given))
     except TypeError as error:
         raise TrainingError(f"preset {config.preset} has no routing: --routing and --iterations do not apply") from error
+    train.expect_known(config)
     found = data.load(config.training.dataset, options.data)
     with devices.place() as place, devices.enough_memory(config.training.batch_size):
         train.train(config, found, options.out, place, resume=options.resume)

@@ -302,7 +302,7 @@ PRESETS: dict[str, Config] = {
             PlainNet(stem=_SU_STEM, hidden=(128,), global_pool=True, output="sigmoid"),
             Training(epochs=20),
         ),
-        # For tests and first steps: trains in seconds, its bundle is under 100 kB.
+        # For tests and first steps: trains in seconds, its bundle is about 100 kB.
         Config(
             "tiny",
             CapsuleNet(

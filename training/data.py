@@ -83,6 +83,9 @@ class DataSet:
                 f"(--validation of `captrain train`), got {held_out}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
+        for index, name in enumerate(self.classes):
+            if not (self.train.labels == index).any():
+                raise DataError(f"{self.folder}: class {name!r} has no training picture: give it some, or take it out")
         parts = {
             f"last {held_out} training pictures, which are held out to choose by": validation,
             "others, to learn from": learn,
@@ -91,8 +94,8 @@ class DataSet:
             for index, name in enumerate(self.classes):
                 if not (part.labels == index).any():
                     raise DataError(
-                        f"class {name!r} is in none of the {what}; if the files are sorted by class, shuffle them, "
-                        "else change how many are held out with --validation"
+                        f"class {name!r} is in none of the {what}; change how many are held out with --validation, "
+                        "or shuffle idx files that are sorted by class"
                     )
         return learn, validation
 

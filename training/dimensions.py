@@ -24,6 +24,7 @@ from training.pairs import Batch
 
 NUDGES, NUDGE = 16, 0.1  # random turns of each pose, and their size in every dimension
 STEADY = 0.6  # a dimension is named where its mean effect is this share of its root mean square: nearly always one way
+CLEAR = 0.9  # and where no other measure moves by more than this share of it
 NOTICEABLE = 1.5  # and where the whole reach changes a drawing by this many standard deviations of the measure
 RIDGE = 1e-3
 
@@ -135,9 +136,9 @@ def _deviation(model: Model, found: Poses) -> Tensor:
 
 def _named(effect: Tensor) -> Dimension:  # (n, measures)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
-    most = int(mean.abs().argmax())
-    steady = float(mean[most].abs()) > max(STEADY * float(strength[most]), NOTICEABLE)
-    return Dimension(name=list(MEASURES)[most] if steady else "", strength=round(float(mean[most]), 3))
+    (first, second), (most, _) = (found.tolist() for found in mean.abs().topk(2))
+    tells = first > max(STEADY * float(strength[most]), second / CLEAR, NOTICEABLE)
+    return Dimension(name=list(MEASURES)[most] if tells else "", strength=round(float(mean[most]), 3))
 
 
 @torch.no_grad()

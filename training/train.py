@@ -13,7 +13,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,18 +26,33 @@ from service.manifest import MANIFEST
 from training import checkpoint as checkpoints
 from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
-from training.config import Config, Training
+from training.config import CapsuleNet, Config, Training
 from training.data import DataSet
 from training.devices import Place, hardware, precision
 from training.errors import CheckpointError, DataError, DivergedError, StoppedError, chosen
 from training.evaluate import TorchModel, evaluate, fixed_batches
 from training.learner import Learner
+from training.losses import LOSSES
 from training.pairs import Batch, Partners, arrangement
+from training.routing import ROUTINGS
+from training.schedules import SCHEDULES
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
 THEN = ", then "  # between the machines that a run was on
 REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
+
+
+def expect_known(config: Config) -> None:
+    """Raises where a name means nothing, before pictures are looked for, which may have to be downloaded first."""
+    settings, network = config.training, config.network
+    chosen("augmentation", settings.augment, AUGMENTATIONS)
+    chosen("loss", settings.loss, LOSSES)
+    chosen("schedule", settings.schedule, SCHEDULES)
+    arrangement(settings.pairs)
+    precision(settings.precision, torch.device("cpu"))
+    if isinstance(network, CapsuleNet):
+        chosen("routing", network.routing, ROUTINGS)
 
 
 def fitted(config: Config, data: DataSet) -> Config:
@@ -72,6 +87,9 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"could not make the folder {out}: {error.strerror}; choose another --out") from error
+    if place.leads:
+        recipe = ", ".join(f"{name} {value}" for name, value in asdict(config.training).items() if name != "precision")
+        print(f"{config.preset} in {start.precision}: {recipe}")
     if place.leads and data.dark_on_light:
         print(f"the pictures in {data.folder} look dark on light: what training moves in from outside is 0, so store 255 - x")
     if run.ended and place.leads:

@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -48,6 +49,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("runs") / "tiny"
     done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
     assert done.returncode == 0, done.stderr
+    assert re.search(r"^tiny in (fp32|bf16): dataset folder, epochs 2, .*batch_size 20", done.stdout, re.MULTILINE)
     assert "epoch 2/2  loss" in done.stdout
     assert "img/s" in done.stderr  # the progress bar
     return out
@@ -89,6 +91,14 @@ def test_a_run_is_of_some_preset(tmp_path: Path) -> None:
     done = called("train", "--out", tmp_path / "none")
     assert done.returncode == 2
     assert "expected --preset with one of paper, compact" in done.stderr
+
+
+@pytest.mark.parametrize("flag", ["augment", "loss", "schedule", "pairs", "precision", "routing"])
+def test_a_name_that_means_nothing_is_told_before_pictures_are_looked_for(flag: str, tmp_path: Path) -> None:
+    done = called("train", "--preset", "tiny", f"--{flag}", "afine", "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
+    assert done.returncode == 2
+    assert "unknown" in done.stderr
+    assert "'afine'; choose one of: " in done.stderr
 
 
 def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> None:

@@ -240,9 +240,15 @@ def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> N
         data.split(held_out)
 
 
+def test_a_class_without_pictures_is_told(data: DataSet) -> None:
+    with pytest.raises(DataError, match=r"class 'none' has no training picture: give it some, or take it out"):
+        replace(data, classes=(*data.classes, "none")).split(40)
+
+
 def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: DataSet) -> None:
     with pytest.raises(
-        DataError, match=r"class '0' is in none of the last 5 training pictures.*sorted by class, shuffle them, else"
+        DataError,
+        match=r"class '0' is in none of the last 5 training pictures.*--validation, or shuffle idx files that are sorted",
     ):
         data.split(5)
 
@@ -251,7 +257,8 @@ def test_files_sorted_by_class_are_told_however_many_are_held_out(data: DataSet)
     """All classes are among the last 370 of 400, and the first 30 are all of one."""
     ordered = replace(data, train=data.train[data.train.labels.argsort(stable=True)])
     with pytest.raises(
-        DataError, match=r"class '1' is in none of the others, to learn from; if the files are sorted by class, shuffle"
+        DataError,
+        match=r"class '1' is in none of the others, to learn from; change how many are held out with --validation, or shuffle",
     ):
         ordered.split(370)
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import Poses, aligned, dimensions, plainest, poses_of_objects, rotation
+from training.dimensions import NOTICEABLE, Poses, aligned, dimensions, plainest, poses_of_objects, rotation
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -96,6 +96,15 @@ def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
     assert named[4].strength < 0
     assert [each.name for index, each in enumerate(named) if index not in (2, 4)] == [""] * 4
     assert {each.name for each in named} <= {"", *MEASURES}
+
+
+def test_a_dimension_that_does_two_things_alike_has_the_name_of_neither() -> None:
+    model, found = bars()
+    model.right = torch.eye(6)[2]
+    assert dimensions(model, found)[2].name == "position, left to right"
+    model.lean = torch.eye(6)[2]
+    both = dimensions(model, found)[2]
+    assert (both.name, abs(both.strength) > NOTICEABLE) == ("", True)
 
 
 def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
