@@ -1,17 +1,20 @@
 """A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Nobody waits longer than a request's deadline, but for what has been computed to be written. A job that nobody waits for is not
-begun; one at work cannot be stopped, but its thread keeps no process from ending.
+Who came first is first, with all that one request wants done, but for what has been computed and need only be written. Nobody
+else waits longer than a request's deadline. A job that nobody waits for is not begun; one at work cannot be stopped, but its
+thread keeps no process from ending.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
 from contextvars import copy_context
-from queue import SimpleQueue
+from itertools import count
+from queue import PriorityQueue
 from typing import Any, TypeVar
 
 from service.errors import Busy, TooLate
@@ -27,7 +30,8 @@ class Crew:
         """`most` jobs at once that somebody waits for: none longer than `max_wait` seconds, as far as one can foresee, each until
         `deadline` seconds after its request was here."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
-        self._errands: SimpleQueue[_Errand | None] = SimpleQueue()  # None: stop
+        self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
+        self._numbers = count()  # of two that came at the same time neither errand need be the smaller
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
         self._pace = Pace()
         # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
@@ -53,7 +57,7 @@ class Crew:
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
                 await asyncio.sleep(0)  # a deadline that is over already comes to pass here
-                self._errands.put(errand)
+                self._errands.put((-math.inf if complete is None else complete, next(self._numbers), errand))
                 result: T = await errand.answer
                 return result
         except TimeoutError:
@@ -69,14 +73,14 @@ class Crew:
     def close(self) -> None:
         """Lets the threads go when they are done, and waits for none."""
         for _ in self._threads:
-            self._errands.put(None)
+            self._errands.put((math.inf, next(self._numbers), None))
 
     def _start(self) -> None:
         for thread in self._threads:
             thread.start()
 
     def _work(self) -> None:
-        while (errand := self._errands.get()) is not None:
+        while (errand := self._errands.get()[-1]) is not None:
             errand.run()
 
 

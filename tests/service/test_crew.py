@@ -92,6 +92,25 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
     assert time.monotonic() - began < 5
 
 
+def test_who_came_first_is_first_and_what_is_computed_before_that() -> None:
+    """A batch's pictures come one after the other, and those who came after it need not be before each of them."""
+    order: list[str] = []
+
+    async def crowd() -> None:
+        crew, free, now = Crew(1, most=9, max_wait=60, deadline=10), threading.Event(), time.monotonic()
+        jobs = [asyncio.create_task(crew.do(lambda: free.wait(10), now))]
+        await asyncio.sleep(0.05)
+        for name, complete in (("late", now), ("later", now), ("early", now - 1), ("computed", None)):
+            jobs.append(asyncio.create_task(crew.do(lambda name=name: order.append(name), complete)))
+        await asyncio.sleep(0.05)
+        free.set()
+        await asyncio.gather(*jobs)
+        crew.close()
+
+    asyncio.run(crowd())
+    assert order == ["computed", "early", "late", "later"]
+
+
 def test_it_is_bounded() -> None:
     async def crowd() -> None:
         crew, free = Crew(1, most=2, max_wait=60, deadline=10), threading.Event()
