@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, PngImagePlugin, WebPImagePlugin
+from PIL import BmpImagePlugin, ExifTags, Image, JpegImagePlugin, WebPImagePlugin
 from PIL.ImageFile import ImageFile
 
 from service import pngfile
@@ -38,7 +38,7 @@ class Format:
     open: Callable[[BytesIO], ImageFile]
 
 
-PNG = Format("PNG", PngImagePlugin.PngImageFile)
+PNG = Format("PNG", pngfile.PngFile)
 JPEG = Format("JPEG", JpegImagePlugin.JpegImageFile)
 WEBP = Format("WebP", WebPImagePlugin.WebPImageFile)
 BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
@@ -85,9 +85,9 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
-        if form is PNG:  # its metadata may stand behind the pixels
+        if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
             picture.load()
-            _refuse_partial(picture, data)
+            pngfile.expect_all(picture, data)
         # The plainest PNG, our hottest path, has none to look at.
         plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
         turn = None if plain else _turn(picture)
@@ -98,14 +98,6 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         if upright.mode != "P":
             return upright
         return upright.convert("RGBA" if "transparency" in upright.info else "RGB")  # where what is wrong with it is the sender's
-
-
-def _refuse_partial(picture: ImageFile, data: bytes) -> None:
-    """A PNG without its end, or without all its rows; a last pixel that is not black was in the file, and with it all before."""
-    last = picture.getpixel((picture.width - 1, picture.height - 1))
-    drawn = any(last) if isinstance(last, tuple) else last
-    if not pngfile.ends(data) or ((not drawn or pngfile.interlaced(data)) and not pngfile.holds_all_rows(data)):
-        raise ValueError("a part of a PNG")
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:

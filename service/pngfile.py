@@ -5,22 +5,40 @@ from __future__ import annotations
 import struct
 import zlib
 
+from PIL.PngImagePlugin import PngImageFile
+
 HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
 CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
-HEADER_AT, CHUNKS_AT = 16, 33  # bytes: behind the signature comes the header's chunk
+HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk
 END = b"IEND\xaeB`\x82"
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
 INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+MARK = 1  # a level that hardly any picture's last pixel has
 PIECE = 1 << 12  # bytes inflated at once, to 4 MB at most
 
 
-def ends(data: bytes) -> bool:
-    """Whether its last chunk is there; much may follow it."""
-    return data.rfind(END) >= 0
+class PngFile(PngImageFile):
+    """One that shows whether its last pixel was in the file: it is marked before any is read."""
+
+    def load_prepare(self) -> None:
+        super().load_prepare()
+        self.im.putpixel(self._last, MARK if self.im.bands == 1 else (MARK,) * self.im.bands)
+        self._mark = self.im.getpixel(self._last)
+
+    @property
+    def marked(self) -> bool:
+        """Then the last row is missing, or that pixel happens to be so."""
+        return bool(self.im.getpixel(self._last) == self._mark)
+
+    @property
+    def _last(self) -> tuple[int, int]:
+        return self.width - 1, self.height - 1
 
 
-def interlaced(data: bytes) -> bool:
-    return data[HEADER_AT + 12] != 0
+def expect_all(picture: PngFile, data: bytes) -> None:
+    """Raises for a file without its last chunk, behind which much may follow, or without all its rows."""
+    if data.rfind(END) < 0 or ((picture.marked or data[INTERLACED_AT]) and not holds_all_rows(data)):
+        raise ValueError("a part of a PNG")
 
 
 def holds_all_rows(data: bytes) -> bool:
