@@ -87,7 +87,7 @@ class Batcher:
         self._max_batch = max_batch
         self.max_queue = max_queue
         self._max_wait = max_wait
-        self._pace = Pace()  # of batches; written by the loop
+        self._pace, self._waited = Pace(), 0.0  # of batches, and seconds that the last did; written by the loop
         self._observer = observer
         self._turn: list[_Request] = []  # arrived in this turn of the loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
@@ -116,7 +116,7 @@ class Batcher:
     async def submit(self, *inputs: Array, deadline: float = math.inf) -> Answer:
         """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
         images = len(inputs[0])
-        self.admit(images)
+        self._expect_room(images)
         if images <= self._max_batch:
             return await self._enqueue(inputs, deadline)
         cuts = range(0, images, self._max_batch)
@@ -128,7 +128,14 @@ class Batcher:
                 part.cancel()
 
     def admit(self, images: int = 1) -> None:
-        """Raises what submit would, so that a full house need not decode a picture first."""
+        """Raises Busy where they would wait too long, or submit would, so that a full house need not decode a picture first."""
+        self._expect_room(images)
+        # A batch that is not full takes as long at most: the wait is never held for longer than it is.
+        if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._waited, self._max_wait):
+            told = f"{self.queued} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
+            raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
+
+    def _expect_room(self, images: int) -> None:
         if self._draining:
             raise Busy("the server is shutting down; ask again, another will answer", "draining")
         if images > self.max_queue:
@@ -136,10 +143,6 @@ class Batcher:
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
             told = f"{waiting} images are waiting already, and the queue holds {self.max_queue}"
             raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
-        # A batch that is not full takes as long at most: the wait is never held for longer than it is.
-        if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._max_wait):
-            told = f"{self.queued} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
-            raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
 
     @contextmanager
     def reserved(self, images: int) -> Iterator[None]:
@@ -272,7 +275,8 @@ class Batcher:
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:
-            self._pace.took(finished - started, waited=started - batch.requests[0].queued_at)
+            self._pace.took(finished - started)
+            self._waited = started - batch.requests[0].queued_at
             self._observer.batch_ran(batch.images, finished - started)
         first = 0
         for request in batch.requests:
@@ -294,7 +298,7 @@ class Batcher:
     def _end(self, requests: int) -> None:
         self._unanswered -= requests
         if not self._unanswered:
-            self._pace = Pace()
+            self._pace, self._waited = Pace(), 0.0
             self._answered_all.set()
 
 

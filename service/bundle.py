@@ -201,8 +201,8 @@ def check_replay(
 
 
 def checksum(path: Path) -> str:
-    refuse_endless(path)
     try:
+        refuse_endless(path)
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     except OSError as error:

@@ -1,8 +1,8 @@
 """A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Who came first is first, with all that one request wants done, but for what has been computed and need only be written. Nobody
-else waits longer than a request's deadline. A job that nobody waits for is not begun; one at work cannot be stopped, but its
-thread keeps no process from ending.
+Who came first is first, with all that one request wants done. Nobody waits longer than a request's deadline, but for what has
+been computed to be written. A job that nobody waits for is not begun; one at work cannot be stopped, but its thread keeps no
+process from ending.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import copy_context
 from itertools import count
 from queue import PriorityQueue
@@ -37,16 +38,30 @@ class Crew:
         # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
         self.turn = threading.Lock()
         self._jobs = 0
+        self._waiting: dict[_Errand, None] = {}  # and those at work, as they came
+        self._coming = 0  # that requests which were let in will still bring
 
     def admit(self) -> None:
-        """Raises Busy where a picture that is to be decoded, or a drawing to be made, would find too many before it."""
-        wait = self._pace.too_long((self._jobs - len(self._threads) + 1) / len(self._threads), self._max_wait)
+        """Raises Busy where a job that comes now would find too many before it."""
+        before = self._jobs + self._coming - len(self._threads) + 1
+        oldest = next((errand for errand in self._waiting if not errand.began), None)
+        waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
+        wait = self._pace.too_long(before / len(self._threads), waited, self._max_wait)
         if self._jobs >= self._most or wait:
             raise Busy(
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
                 "ask again after the seconds in Retry-After",
                 "crew",
             )
+
+    @contextmanager
+    def line(self, pictures: int = 1) -> Iterator[Line]:
+        """For a request that has so many to be decoded, one after the other: with the first that comes here all are let in."""
+        line = Line(self, pictures - 1)
+        try:
+            yield line
+        finally:
+            line.leave()
 
     async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
@@ -57,7 +72,8 @@ class Crew:
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
                 await asyncio.sleep(0)  # a deadline that is over already comes to pass here
-                self._errands.put((-math.inf if complete is None else complete, next(self._numbers), errand))
+                self._waiting[errand] = None
+                self._errands.put((time.monotonic() if complete is None else complete, next(self._numbers), errand))
                 result: T = await errand.answer
                 return result
         except TimeoutError:
@@ -65,10 +81,11 @@ class Crew:
         finally:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
+            self._waiting.pop(errand, None)
             if not self._jobs:
                 self._pace = Pace()
             elif errand.ended:
-                self._pace.took(errand.ended - errand.began, waited=errand.began - errand.queued)
+                self._pace.took(errand.ended - errand.began)
 
     def close(self) -> None:
         """Lets the threads go when they are done, and waits for none."""
@@ -90,6 +107,31 @@ async def in_own_thread(job: Callable[[], T]) -> T:
     threading.Thread(target=copy_context().run, args=(errand.run,), name="own", daemon=True).start()  # logs name the request
     result: T = await errand.answer
     return result
+
+
+class Line:
+    """One request's place: what it has brought, and what it will."""
+
+    def __init__(self, crew: Crew, coming: int) -> None:
+        self._crew, self._coming, self._let_in = crew, coming, False
+
+    async def do(self, job: Callable[[], T], complete: float) -> T:
+        if not self._let_in:
+            self._crew.admit()
+            self._let_in = True
+            self._crew._coming += self._coming
+        return await self._crew.do(job, complete)
+
+    def next(self) -> None:
+        """One of those to come is here."""
+        self._leave(1)
+
+    def leave(self) -> None:
+        self._leave(self._coming)
+
+    def _leave(self, pictures: int) -> None:
+        self._coming -= pictures
+        self._crew._coming -= pictures * self._let_in
 
 
 class _Errand:

@@ -195,8 +195,8 @@ def refuse_endless(path: Path) -> None:
 def manifest_of(folder: Path) -> Manifest:
     """A folder's manifest; whether the files are those it names is another question."""
     path = folder / MANIFEST
-    refuse_endless(path)
     try:
+        refuse_endless(path)
         size = path.stat().st_size
         if size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: expected at most {MANIFEST_LIMIT} bytes, found {size}")

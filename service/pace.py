@@ -1,4 +1,4 @@
-"""How long a queue is in seconds, by what its pieces took and waited since it was last empty."""
+"""How long a queue is in seconds, by what its pieces took since it was last empty."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ SEEN = 0.5  # the share of a wait that somebody must have had already: that long
 @dataclass(slots=True)
 class Pace:
     seconds: float = 0.0  # that a piece takes; 0 until one is done
-    waited: float = 0.0  # seconds, by the last that began, or by one before it that waited far longer
 
-    def took(self, seconds: float, waited: float) -> None:
+    def took(self, seconds: float) -> None:
         self.seconds += (seconds - self.seconds) * (LATEST if self.seconds else 1.0)
-        self.waited = max(waited, self.waited * (1 - LATEST))
 
-    def too_long(self, pieces: float, most: float) -> float:
-        """Seconds until these are done, one after the other, if they are more than `most` and it has come near that; else 0."""
+    def too_long(self, pieces: float, waited: float, most: float) -> float:
+        """Seconds until these are done, one after the other, if they are more than `most` and somebody has `waited` for nearly as
+        long; else 0."""
         wait = self.seconds * pieces
-        return wait if wait > most and self.waited > SEEN * most else 0.0
+        return wait if wait > most and waited > SEEN * most else 0.0

@@ -13,7 +13,7 @@ HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature 
 END = b"IEND\xaeB`\x82"
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
 INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-MARK = 1  # a level that hardly any picture's last pixel has
+MARK = 1  # a level that few pictures' last pixel has
 PIECE = 1 << 12  # bytes inflated at once, to 4 MB at most
 
 

@@ -15,7 +15,8 @@ from service.errors import StartError
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment, where prometheus-client looks for it
 
 Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
-# Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than there are.
+# Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than
+# some twenty models have; beyond that they grow, and then this can happen.
 SIZES = {"counter": 1 << 18, "histogram": 1 << 19, **{f"gauge_{across}": 1 << 16 for across in get_args(Across)}}
 
 
@@ -40,12 +41,15 @@ def folder() -> Iterator[None]:
 
 
 def lay_down(place: int) -> None:
-    """The files of the worker at this place; those of one that was there before stay."""
+    """The files of the worker at this place, each whole or not at all; those of one that was there before stay."""
     files = Path(os.environ[FOLDER])
     try:
         files.mkdir(exist_ok=True)
         for kind, size in SIZES.items():
-            with (files / f"{kind}_{place}.db").open("ab") as file:
-                file.write(bytes(max(0, size - file.tell())))
+            file = files / f"{kind}_{place}.db"
+            if not file.exists():
+                part = file.with_suffix(".part")
+                part.write_bytes(bytes(size))
+                part.rename(file)
     except OSError as error:
         raise OSError(error.errno, f"{error.strerror}, for {sum(SIZES.values()):,} bytes of metrics in {files}") from error

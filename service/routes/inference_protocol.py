@@ -152,9 +152,9 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the body took its time, and the model may be another by now
     with departure.heeded(request):
-        with visit.stage("decode"):
+        with visit.stage("decode"), service.crew.line() as line:
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
-            inference: Inference = read() if len(sent) <= SMALL_BYTES else await service.crew.do(read, visit.complete)
+            inference: Inference = read() if len(sent) <= SMALL_BYTES else await line.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
         found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
         visit.ran(found.stages, served.provider)

@@ -80,8 +80,8 @@ async def docs(request: Request) -> Response:
 async def _document(request: Request) -> dict[str, Any]:
     service = state.of(request)
     service.catalogue.admit()
-    service.crew.admit()
-    document: dict[str, Any] = await service.crew.do(request.app.openapi, visits.of(request.scope).complete)
+    with service.crew.line() as line:
+        document: dict[str, Any] = await line.do(request.app.openapi, visits.of(request.scope).complete)
     return document
 
 

@@ -12,6 +12,7 @@ from fastapi import APIRouter, Query, Request, Response
 
 from service import answer, images, state, visits
 from service.bundle import Array
+from service.crew import Line
 from service.errors import ServiceError, TooLarge
 from service.routes.direct import RESPONSES, Direct
 from service.schemas import ManyPictures, OnePicture, Prediction, Predictions, PredictQuery
@@ -54,8 +55,8 @@ async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> 
     picture = body.picture(request.headers.get("content-type", ""), sent)
     del sent  # what waits for the model need not be in memory twice
     with departure.heeded(request):
-        with visit.stage("decode"):
-            image = await _image(service, served, picture, query, visit)
+        with visit.stage("decode"), service.crew.line() as line:
+            image = await _image(service, served, picture, query, visit, line)
         found = await _judged(served, image[None], visit)
     taken = image if query.input else None
     return _json(answer.prediction(served.manifest, found.perception, 0, found.verdicts[0], query.reconstruct, taken))
@@ -71,8 +72,8 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
     del sent
     with departure.heeded(request):
-        with served.reserved(len(pictures)), visit.stage("decode"):
-            decoded = [await _indexed(service, served, index, each, query, visit) for index, each in enumerate(pictures)]
+        with served.reserved(len(pictures)), visit.stage("decode"), service.crew.line(len(pictures)) as line:
+            decoded = [await _indexed(service, served, index, each, query, visit, line) for index, each in enumerate(pictures)]
         found = await _judged(served, np.stack(decoded), visit)
     predictions = [
         answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, image if query.input else None)
@@ -92,24 +93,25 @@ def _admitted(service: Service, query: PredictQuery, picture: int = 0) -> Served
     return served
 
 
-async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, begun: bool = False) -> Array:
-    """(C, H, W) in [0, 1], as the network takes it. A request that is `begun` is not refused for others any more."""
+async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, line: Line) -> Array:
+    """(C, H, W) in [0, 1], as the network takes it."""
     most, normalise = service.settings.max_pixels, query.normalise == "auto"
     if len(data) <= SMALL_BYTES:
         try:
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, for the event loop
-    if not begun:
-        service.crew.admit()
-    job = partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn)
-    return await service.crew.do(job, visit.complete)
+    return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn), visit.complete)
 
 
-async def _indexed(service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit) -> Array:
+async def _indexed(
+    service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit, line: Line
+) -> Array:
     await asyncio.sleep(0)  # others have their turn between two pictures
+    if index:
+        line.next()
     try:
-        return await _image(service, served, data, query, visit, begun=index > 0)
+        return await _image(service, served, data, query, visit, line)
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"
         raise

@@ -258,6 +258,19 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
 
 
 @scenario
+async def test_what_was_let_in_and_decoded_is_not_refused_for_others():
+    house, taken = House(slowly, max_batch=2, max_queue=1_000, max_wait=0.2), []
+    house.batcher.admit()
+    with suppress(Busy):
+        while True:
+            taken.append(house.send(2))
+            await asyncio.sleep(0.01)
+            house.batcher.admit()
+    taken.append(house.send(1))
+    await asyncio.gather(*taken)
+
+
+@scenario
 async def test_a_crowd_that_comes_at_once_is_let_in_and_so_is_who_comes_beside_what_is_still_decoded():
     house = House(slowly, max_batch=2, max_queue=1_000, max_wait=0.4)
     await asyncio.gather(*(house.send(2) for _ in range(40)))

@@ -1,5 +1,6 @@
 """The contract, broken in each way it can be: the error names what was expected and what was found."""
 
+import errno
 import io
 import json
 import os
@@ -85,6 +86,20 @@ def test_what_never_ends_is_not_read(copy: Path, name: str) -> None:
         make(copy / name)
         with pytest.raises(BundleError, match=f"{name}: expected a file, found a pipe or a device"):
             bundle.read(copy)
+
+
+@pytest.mark.parametrize("name", [*sorted(REQUIRED), "manifest.json"])
+def test_what_may_not_be_looked_at_is_named(copy: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    look = os.stat
+
+    def refuse(path: Path, **options: bool) -> os.stat_result:
+        if Path(path).name == name:
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+        return look(path, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    with pytest.raises(BundleError, match=f"expected a readable .*{name}|{name}: expected a readable file.*Permission denied"):
+        bundle.read(copy)
 
 
 def test_a_graph_that_can_no_longer_be_read_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:

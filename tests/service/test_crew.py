@@ -6,6 +6,7 @@ import asyncio
 import pkgutil
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 
@@ -92,7 +93,7 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_who_came_first_is_first_and_what_is_computed_before_that() -> None:
+def test_who_came_first_is_first() -> None:
     """A batch's pictures come one after the other, and those who came after it need not be before each of them."""
     order: list[str] = []
 
@@ -108,7 +109,7 @@ def test_who_came_first_is_first_and_what_is_computed_before_that() -> None:
         crew.close()
 
     asyncio.run(crowd())
-    assert order == ["computed", "early", "late", "later"]
+    assert order == ["early", "late", "later", "computed"]
 
 
 def test_it_is_bounded() -> None:
@@ -146,6 +147,50 @@ def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_l
         crew.close()
 
     asyncio.run(crowd())
+
+
+def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes_now() -> None:
+    async def crowd() -> None:
+        crew = Crew(1, most=1_000, max_wait=0.4, deadline=60)
+
+        async def batch(pictures: int) -> None:
+            complete = time.monotonic()
+            with crew.line(pictures) as line:
+                for number in range(pictures):
+                    if number:
+                        line.next()
+                    await line.do(lambda: time.sleep(0.02), complete)
+
+        batches = [asyncio.create_task(batch(40)) for _ in range(2)]
+        await asyncio.sleep(0.05)
+        crew.admit()  # nobody has waited long yet
+        await asyncio.sleep(0.4)
+        late = asyncio.create_task(crew.do(lambda: None, time.monotonic()))
+        await asyncio.sleep(0.3)
+        with pytest.raises(Busy, match=r"\([23], for about [01]\.\d s\)"):  # forty pictures and more, of three jobs
+            crew.admit()
+        await asyncio.gather(*batches, late)  # who is let in is not refused for others any more
+        crew.admit()
+        assert (crew._jobs, crew._coming) == (0, 0)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
+def test_what_a_request_does_not_bring_after_all_is_not_waited_for() -> None:
+    async def leave() -> None:
+        crew = Crew(1, most=9, max_wait=1, deadline=10)
+        with suppress(ValueError), crew.line(5) as line:
+            await line.do(lambda: None, time.monotonic())
+            line.next()
+            raise ValueError
+        assert crew._coming == 0
+        with crew.line(5) as line:  # none of them for the crew
+            line.next()
+        assert crew._coming == 0
+        crew.close()
+
+    asyncio.run(leave())
 
 
 def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> None:

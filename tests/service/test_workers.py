@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -210,6 +211,30 @@ def test_where_the_disk_has_no_room_for_their_metrics_none_starts(tmp_path: Path
     assert re.search(r"\(File too large, for [\d,]+ bytes of metrics in /.+\), as all did: giving up$", ended.stderr)
     assert "Traceback" not in ended.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_worker_for_whose_metrics_there_is_no_room_leaves_the_others_theirs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A file of no bytes among them, and nobody could read any."""
+    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
+    tallies.lay_down(0)
+    write = Path.write_bytes
+
+    def fill(path: Path, data: bytes) -> int:
+        write(path, data[:100])
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(Path, "write_bytes", fill)
+    with pytest.raises(OSError, match=r"No space left on device, for [\d,]+ bytes of metrics in "):
+        tallies.lay_down(1)
+    assert not list(tmp_path.glob("*_1.db"))
+    monkeypatch.undo()
+    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
+    tallies.lay_down(1)
+    assert {path.name: path.stat().st_size for path in tmp_path.glob("*_1.db")} == {
+        f"{kind}_1.db": size for kind, size in tallies.SIZES.items()
+    }
 
 
 def test_without_any_temporary_folder_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
