@@ -113,7 +113,8 @@ def hardware(device: torch.device, processes: int = 1) -> str:
         return f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     threads = torch.get_num_threads() * processes
-    return f"{_processor()}, {f'{threads} of ' * (threads < cores)}{cores} cores"
+    used = f"{threads} of {cores}" if threads < cores else f"{cores}"
+    return f"{_processor()}, {used} cores"
 
 
 def keep_memory() -> None:

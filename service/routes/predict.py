@@ -82,13 +82,13 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     return _json({"model": served.manifest.name, "predictions": predictions})
 
 
-def _admitted(service: Service, query: PredictQuery, picture: int = 0) -> Served:
-    """Refused before the body, a `picture` of so many bytes, is read, if refused it must be. Asked for again after it: the model
-    may be another by then."""
+def _admitted(service: Service, query: PredictQuery, announced: int = 0) -> Served:
+    """Refused before the body is read, if refused it must be; one picture of so many bytes as are `announced` would be decoded by
+    the crew. Asked for again after it: the model may be another by then."""
     service.catalogue.admit()
     served = service.catalogue.get(query.model)
     served.admit()
-    if picture > SMALL_BYTES:
+    if announced > SMALL_BYTES:
         service.crew.admit()
     return served
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pkgutil
 import threading
 import time
@@ -15,7 +16,7 @@ from service.crew import Crew
 from service.engine import CapsNet
 from service.errors import Busy, TooLate, Unprocessable
 from service.state import Service
-from tests.service.conftest import serving, settings
+from tests.service.conftest import drawn, encoded, serving, settings
 
 
 def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
@@ -234,3 +235,44 @@ def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str
 
     asyncio.run(crowd())
     assert counts == {"now": 0, "most": most}
+
+
+LARGE, SMALL = (encoded(drawn("7", side), compress_level=0) for side in (200, 28))
+
+
+def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoded pictures are not thrown away because others came meanwhile."""
+    coming: list[int] = []
+    admit = Crew.admit
+
+    def noted(crew: Crew) -> None:
+        coming.append(crew._coming)
+        if len(coming) > 1:
+            raise Busy("full", "crew")
+        admit(crew)
+
+    monkeypatch.setattr(Crew, "admit", noted)
+    with serving(settings(), nets) as client:
+        files = [("file", (f"{index}.png", each)) for index, each in enumerate((SMALL, LARGE, LARGE))]
+        assert client.post("/predict/batch", files=files).status_code == 200
+        assert coming == [0]
+        refused = client.post("/predict/batch", files=files)
+        assert (refused.status_code, coming) == (503, [0, 0])  # and nothing of the first is still expected
+
+
+def test_a_large_body_asks_the_crew_whether_it_says_its_length_or_not(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(crew: Crew) -> None:
+        raise Busy("full", "crew")
+
+    monkeypatch.setattr(Crew, "admit", refuse)
+    tensor = {"name": "images", "shape": [20, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 20 * 784}
+    body = json.dumps({"inputs": [tensor]}).encode()
+    with serving(settings(), nets) as client:
+        for path, content in (("/v2/models/tiny/infer", body), ("/predict", LARGE)):
+            assert client.post(path, content=content).status_code == 503
+            assert client.post(path, content=iter([content])).status_code == 503
+        assert client.post("/predict", content=SMALL).status_code == 200
