@@ -1,18 +1,51 @@
+import copy
+import hashlib
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
+import onnx
 import pytest
 import torch
 
 from tests.training import drawn
+from training import graphs
+from training.config import CapsuleNet, PlainNet
 from training.data import DataSet, load
 from training.errors import DataError
+from training.networks import Network
 from training.sources import find
 
 # Networks of the tests are small: one thread is faster than two that wait for each other, here and in child processes.
 torch.set_num_threads(1)
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+Drawing = Callable[[Network, CapsuleNet | PlainNet], onnx.ModelProto]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def exported_once() -> Iterator[None]:
+    """Equal networks make equal graphs: torch's exporter, which takes a second for each, is asked for them once."""
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("encoder", "decoder"):
+            patch.setattr(graphs, f"{name}_graph", _once(getattr(graphs, f"{name}_graph"), name))
+        yield
+
+
+def _once(export: Drawing, part: str) -> Drawing:
+    made: dict[tuple[str, str], onnx.ModelProto] = {}
+
+    def graph(network: Network, config: CapsuleNet | PlainNet) -> onnx.ModelProto:
+        weights = hashlib.sha256()
+        for name, values in getattr(network, part).state_dict().items():
+            weights.update(name.encode() + values.numpy().tobytes())
+        key = repr(config), weights.hexdigest()
+        if key not in made:
+            made[key] = export(network, config)
+        return copy.deepcopy(made[key])
+
+    return graph
 
 
 @pytest.fixture(scope="session")
