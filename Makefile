@@ -13,7 +13,7 @@ install: .venv/dev       ## everything: service, training, tools
 run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 	$(BIN)/capserve serve
 
-# Two processes, each with as many of torch's threads as there are cores, would stand in each other's way.
+# Processes that each have as many of torch's threads as there are cores would stand in each other's way.
 test: .venv/dev          ## the tests, warnings as errors: three at a time, since some wait, then those that must be alone
 	OMP_NUM_THREADS=1 $(BIN)/pytest -m "not alone" --numprocesses 3 --dist worksteal
 	$(BIN)/pytest -m alone
