@@ -48,6 +48,23 @@ def test_a_picture_means_the_same_alone_and_in_company(net: CapsNet) -> None:
         np.testing.assert_allclose(alone.drawings[0], together.drawings[row], atol=2e-2)
 
 
+@pytest.mark.parametrize(
+    ("rows", "expected"), [(1, [1]), (11, [11]), (12, [9, 3]), (16, [9, 7]), (20, [9, 11]), (64, [9] * 6 + [10])]
+)
+def test_a_large_batch_runs_in_pieces_and_comes_back_whole(rows: int, expected: list[int]) -> None:
+    encoder = sessions.CpuSession(TINY / "encoder.onnx", bundle.ENCODER, bundle.read(TINY).manifest, threads=1)
+    images, run, ran = np.random.default_rng(rows).random((rows, 1, 28, 28), np.float32), encoder._run, []
+
+    def watched(inputs: list[Array]) -> list[Array]:
+        ran.append(len(inputs[0]))
+        return run(inputs)
+
+    encoder._run = watched  # type: ignore[assignment,method-assign]
+    for found, together in zip(encoder.run(images), run([images]), strict=True):
+        np.testing.assert_allclose(found, together, atol=1e-5)
+    assert ran == expected
+
+
 def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes)[:3], np.arange(3))
     seen = net.perceive(drawings, np.array([True, False, True]))
