@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import fcntl
 import os
+import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +15,8 @@ from typing import Literal, get_args
 from service.errors import StartError
 
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment, where prometheus-client looks for it
+PREFIX = "capserve-metrics-"
+FRESH = 60  # seconds: a folder may not be locked yet
 
 Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
 # Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than
@@ -24,7 +28,8 @@ SIZES = {"counter": 1 << 18, "histogram": 1 << 19, **{f"gauge_{across}": 1 << 16
 def folder() -> Iterator[None]:
     """Theirs, until they are done."""
     try:
-        made = tempfile.TemporaryDirectory(prefix="capserve-metrics-", ignore_cleanup_errors=True)
+        _remove_left_behind(Path(tempfile.gettempdir()))
+        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise StartError(
             f"several workers keep their metrics in a temporary folder: {error.strerror}; name a place for it with TMPDIR, "
@@ -38,6 +43,24 @@ def folder() -> Iterator[None]:
             yield
         finally:
             os.close(held)
+
+
+def _remove_left_behind(place: Path) -> None:
+    """Folders of ours that nobody holds: whoever made them was killed, and cleaned up nothing."""
+    for each in place.glob(f"{PREFIX}*"):
+        try:
+            found = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError:  # another's, or gone meanwhile
+            continue
+        try:
+            about = os.fstat(found)
+            if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
+                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(each, ignore_errors=True)
+        except BlockingIOError:  # at work
+            pass
+        finally:
+            os.close(found)
 
 
 def lay_down(place: int) -> None:

@@ -253,6 +253,27 @@ def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: 
         os.close(found)
 
 
+def test_metrics_that_a_killed_server_left_go_at_the_next_start_and_nobody_elses(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv(tallies.FOLDER, "")
+    with tallies.folder():
+        at_work = Path(os.environ[tallies.FOLDER])
+        left, others = tmp_path / f"{tallies.PREFIX}left", tmp_path / "others"
+        linked, fresh = tmp_path / f"{tallies.PREFIX}linked", tmp_path / f"{tallies.PREFIX}fresh"
+        for each in (left, others, fresh):
+            each.mkdir()
+            (each / "counter_0.db").write_bytes(bytes(8))
+        linked.symlink_to(others)
+        for each in (at_work, left, others):
+            os.utime(each, (0, 0))
+        with tallies.folder():
+            own = Path(os.environ[tallies.FOLDER])
+            assert set(tmp_path.iterdir()) == {own, at_work, others, linked, fresh}
+    assert (others / "counter_0.db").exists()
+
+
 def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
     """It would be tried again and again, and each try's files read at every scrape."""
     code = (
