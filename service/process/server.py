@@ -21,30 +21,44 @@ from service.catalogue import Catalogue
 from service.errors import StartError
 from service.manifest import BundleError
 from service.process import allocator, interpreter, siblings
+from service.process.door import Door
 from service.settings import Settings
 from service.state import Service
 from service.web.protocol import Protocol
 
 logger = logging.getLogger(__name__)
 
+UNASKED = 1.0  # seconds after the door's closing for a request of those who came last
+
 
 class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: not ready at once, then `linger` seconds to be taken out of rotation, then closed and drained."""
 
-    def __init__(self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listened: c_bool) -> None:
+    def __init__(
+        self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listener: socket.socket, listened: c_bool
+    ) -> None:
         super().__init__(config)
-        self._catalogue, self._linger, self._listened = catalogue, linger, listened
+        self._catalogue, self._linger, self._listener, self._listened = catalogue, linger, listener, listened
         self._closing: float | None = None
         self._was_ready = False
         self.status = 0  # the process's, at its end
         self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+        await super().startup([])
+        self._door = Door(self._listener, self._protocol)
+        self._door.open()
         self._listened.value = True
         if siblings.reload_on_hangup():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
             siblings.let_hangups_in()
+
+    def _protocol(self) -> asyncio.Protocol:
+        """Of one connection, as uvicorn makes it for those that it accepts itself."""
+        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+        return made
 
     def _hang_up(self) -> None:
         """However often: while one reload is at work and another waits for it, the latter sees what there is now."""
@@ -70,9 +84,16 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._door.close()
+        until = time.monotonic() + UNASKED
+        while self._expects_requests() and time.monotonic() < until and not self.force_exit:
+            await asyncio.sleep(0.01)
         await super().shutdown(sockets)
         if self.force_exit:  # uvicorn leaves this out then, and the app's end would be logged as a fault
             await self.lifespan.shutdown()
+
+    def _expects_requests(self) -> bool:
+        return any(isinstance(each, Protocol) and each.begins for each in self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
         supervisor = multiprocessing.parent_process()
@@ -106,8 +127,8 @@ def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> int:
     interpreter.take_short_turns()
     app = create_app(settings)
     service: Service = app.state.service
-    server = Server(configured(app, settings), service.catalogue, settings.linger, listened)
-    server.run([listener])
+    server = Server(configured(app, settings), service.catalogue, settings.linger, listener, listened)
+    server.run()
     return server.status
 
 
@@ -121,7 +142,6 @@ def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
         server_header=False,
         proxy_headers=False,  # nobody here asks who the client is
         ws="none",
-        backlog=2048,
         timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close
         timeout_graceful_shutdown=math.ceil(settings.drain),
     )

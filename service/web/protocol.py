@@ -49,6 +49,11 @@ class Protocol(HttpToolsProtocol):
         self._courteous = SimpleNamespace(write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously)
         self._expect_head()
 
+    @property
+    def begins(self) -> bool:
+        """Whether a request is on its way: some of its head is here, or the connection is so new that none of one can be."""
+        return not self._refused and (self._in_head or self.cycle is None)
+
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
         self.resume_writing()  # nobody is expected to read any more

@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import threading
 import time
 import weakref
@@ -295,11 +296,12 @@ def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
     monkeypatch.setattr(Catalogue, "reload", full)
     wanted = settings()
     app = create_app(wanted, nets)
-    server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, c_bool())
 
     async def hang_up() -> None:
-        server._hang_up()
-        await asyncio.gather(*server._reloads)
+        with socket.socket() as listener:
+            server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, c_bool())
+            server._hang_up()
+            await asyncio.gather(*server._reloads)
 
     asyncio.run(hang_up())
     assert "No space left on device" in caplog.text

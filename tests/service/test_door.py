@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import sys
+import threading
+import time
+from collections import Counter
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from service.process.door import Door
+from tests.service.launching import appears, launched, started
+from tests.waiting import until
+
+GUESTS = 50
+TURNS = 6  # of the loop: as many as it takes to let one in
+HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("closing", [False, True])
+def test_all_who_have_connected_are_let_in_together(closing: bool) -> None:
+    """And before it closes."""
+    let_in: list[asyncio.BaseTransport] = []
+
+    class Guest(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            let_in.append(transport)
+
+    async def evening(listener: socket.socket) -> None:
+        door = Door(listener, Guest)
+        door.open()
+        with ExitStack() as guests:
+            for _ in range(GUESTS):
+                guests.enter_context(socket.create_connection(listener.getsockname()))
+            if closing:
+                await door.close()
+            else:
+                for _ in range(TURNS):
+                    await asyncio.sleep(0)
+            assert len(let_in) == GUESTS
+            if not closing:
+                await door.close()
+            for each in let_in:
+                each.close()
+            await asyncio.sleep(0)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        uvloop.run(evening(listener))
+
+
+def test_where_there_are_no_more_files_connections_wait_and_the_log_says_so(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with launched(log, ["bash", "-c", f"ulimit -n 60; exec {sys.executable} -m service serve --port 0 --linger 0"]) as process:
+        appears(log, "ready: tiny")
+        host, port = log.read_text().partition("http://")[2].split()[0].split(":")
+        guests = [socket.create_connection((host, int(port))) for _ in range(70)]
+        for each in guests:
+            each.sendall(HEALTHZ)
+        appears(log, "connections wait, since no more can be taken (Too many open files)")
+        for each in guests[:35]:  # they came first, and are in
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+            each.close()
+        for each in guests[35:]:
+            each.settimeout(10)
+            assert each.recv(4096).startswith(b"HTTP/1.1 200")
+            each.close()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(10) == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_who_has_connected_is_answered_though_the_port_closes(tmp_path: Path, flags: list[str]) -> None:
+    """By clients who connect anew for each request, and go on when they are told that the server is no longer ready."""
+    told: Counter[str] = Counter()
+
+    def ask(address: tuple[str, int]) -> None:
+        while "refused" not in told:
+            try:
+                with socket.create_connection(address, timeout=10) as connection:
+                    connection.sendall(b"GET /reconstruct?label=7 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                    answer = connection.recv(4096)
+                    told["answered" if answer.startswith(b"HTTP/1.1 200") else "closed"] += 1
+            except ConnectionRefusedError:
+                told["refused"] += 1
+            except ConnectionResetError:
+                told["reset"] += 1
+
+    with started(tmp_path / "log", "--linger", "0.3", *flags) as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        clients = [threading.Thread(target=ask, args=((host, int(port)),)) for _ in range(24)]
+        for each in clients:
+            each.start()
+        time.sleep(0.5)
+        process.send_signal(signal.SIGTERM)
+        for each in clients:
+            each.join(20)
+        assert process.wait(10) == 0
+    assert told["refused"]
+    assert told["answered"] > 100
+    assert told.keys() == {"refused", "answered"}
+
+
+@pytest.mark.parametrize("sent", [0, 20])
+def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(tmp_path: Path, sent: int) -> None:
+    with started(tmp_path / "log", "--linger", "0") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            connection.sendall(HEALTHZ[:sent])
+            time.sleep(0.1)
+            process.send_signal(signal.SIGTERM)
+            until(lambda: is_closed(host, int(port)), 5, 0.01)
+            connection.sendall(HEALTHZ[sent:])
+            answer = connection.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"connection: close" in answer.lower()
+        assert process.wait(10) == 0
+
+
+def is_closed(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port)).close()
+    except ConnectionRefusedError:
+        return True
+    return False
