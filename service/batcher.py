@@ -16,7 +16,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -64,10 +64,12 @@ class _Request:
             self.answer.set_exception(error)
 
 
-class _Batch(NamedTuple):
-    requests: list[_Request]
-    over: list[_Request]  # they need not run
-    images: int
+@dataclass(slots=True, eq=False)
+class _Batch:
+    requests: list[_Request] = field(default_factory=list)
+    over: list[_Request] = field(default_factory=list)  # they need not run
+    images: int = 0
+    given_up: bool = False  # all were refused while it was at work; written by the loop
 
 
 class Batcher:
@@ -181,8 +183,13 @@ class Batcher:
                 self._picking.release()
         since = time.monotonic() - hanging
         hung = [batch for began, batch in filter(None, self._at_work) if began < since]
-        for request in (request for batch in hung for request in batch.requests):
-            request.refuse(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica", "failed"))
+        for batch in hung:
+            if not batch.given_up:
+                batch.given_up = True
+                for request in batch.requests:
+                    request.refuse(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica", "failed"))
+                self._end(len(batch.requests))
+                self._dismiss(batch.over)
         return bool(hung)
 
     def _in_vain(self) -> list[_Request]:
@@ -239,19 +246,19 @@ class Batcher:
             if not self._collect(wait=not self._waiting):
                 return None
             now, most = time.monotonic(), self._share()
-            batch, images = _Batch([], [], 0), 0
+            batch = _Batch()
             while self._waiting:
                 request = self._waiting[0]
                 if request.over(now):
                     batch.over.append(request)
-                elif images and images + request.images > most:
+                elif batch.images and batch.images + request.images > most:
                     break
                 else:
                     batch.requests.append(request)
-                    images += request.images
+                    batch.images += request.images
                 self._waiting.popleft()
                 self._taken += request.images
-            return batch._replace(images=images)
+            return batch
 
     def _share(self) -> int:
         """Images: as many as each runner would get of what waits, rounded up, and never more than a batch may hold."""
@@ -272,6 +279,8 @@ class Batcher:
     def _deliver(
         self, batch: _Batch, outputs: Arrays, stages: Stages, error: Exception | None, started: float, finished: float
     ) -> None:
+        if batch.given_up:  # nobody waits any more, and nobody may be left to observe
+            return
         if error is not None:
             self._observer.failed(error)
         elif batch.requests:

@@ -114,7 +114,7 @@ class Server(uvicorn.Server):
         if not supervised:
             logger.error("the process that started this worker is gone: stopping")
         elif self._was_ready and not self._catalogue.alive:
-            logger.error("a model fails again and again: this worker ends, for another to take its place")
+            logger.error("a model hangs, or fails again and again: this worker ends, for another to take its place")
             self.status = siblings.REPLACE_ME
         else:
             return

@@ -438,8 +438,25 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
     house.gate.let(2)  # it did not hang after all
     assert (await patient).outputs[0].shape[0] == 3
     assert not house.batcher.drop_overdue(hanging=0)
-    assert house.watcher.batches == [1, 3]
+    assert house.watcher.batches == [3]
     assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_a_run_that_hangs_keeps_no_drain_waiting():
+    house = House()
+    hung = await house.occupied()
+    await asyncio.sleep(0.1)
+    for _ in range(2):
+        assert house.batcher.drop_overdue(hanging=0.05)
+    began = time.perf_counter()
+    assert await house.batcher.drain(5)
+    assert time.perf_counter() - began < 1
+    with pytest.raises(Broken):
+        await hung
+    house.gate.let()  # it comes to its end, and there is nobody to tell
+    await asyncio.sleep(0.1)
+    assert house.watcher.batches == house.watcher.failures == []
 
 
 @scenario
