@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     threads: int | None = Field(
         None, ge=1, le=1024, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
     )
-    max_batch: int = Field(16, ge=1, description="images that run together at most")
+    max_batch: int = Field(16, ge=1, le=1024, description="images that run together at most")
     max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")
     max_wait: float = Field(
         1.0,

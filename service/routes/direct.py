@@ -1,6 +1,6 @@
 """Routes that are documented like any other and run without FastAPI's machinery, which costs as much as a small inference.
 
-Both kinds refuse a query parameter that they do not know: what is misspelt must not look as if it had worked.
+All but probes refuse a query parameter that they do not know: what is misspelt must not look as if it had worked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from urllib.parse import parse_qsl
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, ValidationError
+from starlette.datastructures import QueryParams
 
 from service import faults
 from service.errors import (
@@ -60,11 +61,21 @@ class Bare(APIRoute):
         endpoint: Callable[..., Awaitable[Response]] = self.endpoint
 
         async def handle(request: Request) -> Response:
-            for name in request.query_params:
-                raise Unprocessable(f"this path takes no query parameters, found {name[:40]!r}; leave it out")
+            self.expect_no(request.query_params)
             return await endpoint(request, **request.path_params)
 
         return handle
+
+    def expect_no(self, query: QueryParams) -> None:
+        for name in query:
+            raise Unprocessable(f"this path takes no query parameters, found {name[:40]!r}; leave it out")
+
+
+class Probed(Bare):
+    """Whatever the query: one against caches, or a scrape's own, must not make a sound server look as if it failed."""
+
+    def expect_no(self, query: QueryParams) -> None:
+        pass
 
 
 def _reader(model: type[BaseModel]) -> Callable[[bytes], BaseModel]:

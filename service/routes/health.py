@@ -7,11 +7,10 @@ from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
 from service import state
-from service.errors import Unprocessable
-from service.routes.direct import Bare, refusals
+from service.routes.direct import Probed
 from service.schemas import Liveness, Readiness
 
-router = APIRouter(route_class=Bare, responses=refusals(Unprocessable), tags=["health"])
+router = APIRouter(route_class=Probed, tags=["health"])
 
 
 @router.get("/healthz", response_model=Liveness, responses={503: {"model": Liveness, "description": "restart the process"}})
@@ -36,4 +35,4 @@ async def metrics(request: Request) -> Response:
     return Response(await service.siblings.metrics(service.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-PATHS = frozenset(route.path for route in router.routes if isinstance(route, Bare))
+PATHS = frozenset(route.path for route in router.routes if isinstance(route, Probed))

@@ -71,7 +71,7 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ([], {"CAPSERVER_API_KEY": "secret"}, "CAPSERVE_API_KEY: expected under this name, found CAPSERVER_API_KEY"),
         ([], {"CAPSERVE_PROT": "80"}, "CAPSERVE_PROT: there is no such setting; expected CAPSERVE_PORT"),
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
-        (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number of at least 1, found 0"),
+        (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number from 1 to 1024, found 0"),
         (["--threads", "100000"], {}, "CAPSERVE_THREADS: expected a whole number from 1 to 1024, found 100000"),
         (["--por", "9100"], {}, "unrecognized arguments: --por 9100"),
         ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
