@@ -10,12 +10,13 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
-from service import catalogue, images
+from service import bundle, catalogue, images
 from service.bundle import Array
 from service.settings import Settings
-from tests import drawings, mnist
+from tests import drawings
+from tests.mnist import Digits
 from tests.service.conftest import encoded, serving
 from tests.service.test_metrics import samples
 
@@ -81,18 +82,48 @@ def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
     assert len(columns) < 10  # of a 1
 
 
-def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client) -> None:
+def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client, mnist: Digits) -> None:
     rng = np.random.default_rng(0)
-    digits = mnist.load()
     for _ in range(50):
-        first, second = rng.choice(len(digits.images), 2, replace=False)
+        first, second = rng.choice(len(mnist.images), 2, replace=False)
         frame = np.zeros(SHAPE[1:], np.int32)
         for index in (first, second):
             top, left = rng.integers(0, 9, 2)
-            frame[top : top + 28, left : left + 28] += digits.images[index]
+            frame[top : top + 28, left : left + 28] += mnist.images[index]
         picture = Image.fromarray(np.minimum(frame, 255).astype(np.uint8))
         answers = {normalise: seen(client, picture, normalise=normalise) for normalise in ("auto", "none")}
         assert answers["auto"] == answers["none"]
+
+
+def test_pairs_of_mnist_elsewhere_on_a_sheet_come_apart(mnist: Digits) -> None:
+    """`pytest -s` tells how many, and of how many as they were."""
+    net = catalogue.opener(Settings())(bundle.read(MODELS / "overlap"))
+    rng = np.random.default_rng(0)
+    pairs: list[Array] = []
+    expected: list[set[int]] = []
+    while len(pairs) < 500:
+        both = rng.integers(len(mnist.images), size=2)
+        if len(found := set(mnist.labels[both].tolist())) == 2:
+            frame = np.zeros((36, 36), np.float32)
+            for image, (top, left) in zip(mnist.images[both], rng.integers(0, 9, (2, 2)), strict=True):
+                frame[top : top + 28, left : left + 28] += np.float32(image / 255)
+            pairs.append(frame.clip(max=1)[None])
+            expected.append(found)
+
+    def sheet(pair: Array) -> Array:
+        large = Image.fromarray((255 - pair[0] * 255).astype(np.uint8)).resize((360, 360), Image.Resampling.BICUBIC)
+        return images.prepare(ImageOps.expand(large, 60, fill=255), SHAPE, normalise=True, objects=2)
+
+    def right(pictures: list[Array]) -> float:
+        longest = np.concatenate(
+            [net.classify(np.stack(part))[0].argsort(axis=1)[:, -2:] for part in np.split(np.array(pictures), 10)]
+        )
+        return float(np.mean([set(row.tolist()) == found for row, found in zip(longest, expected, strict=True)]))
+
+    untouched, elsewhere = right(pairs), right([sheet(pair) for pair in pairs])
+    print(f"both digits of {untouched:.1%} of 500 pairs as in training, of {elsewhere:.1%} enlarged on a sheet")
+    assert untouched > 0.94
+    assert elsewhere > 0.87
 
 
 def test_drift_is_measured_on_what_its_references_are_of(client: httpx.Client) -> None:
