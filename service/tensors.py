@@ -150,7 +150,8 @@ def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announce
             raise MalformedRequest(f"{tensor.name}: binary_data_size needs the header Inference-Header-Content-Length")
         if type(size) is not int or not 0 <= size <= len(rest):
             raise MalformedRequest(
-                f"{tensor.name}: expected a binary_data_size of at most the {len(rest)} bytes that are left in the body"
+                f"{tensor.name}: expected a binary_data_size of at most the {len(rest)} bytes that are left in the body, "
+                f"found {json.dumps(size)[:40]}"
             )
         parts[tensor.name], rest = rest[:size], rest[size:]
     if len(rest):

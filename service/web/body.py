@@ -106,7 +106,7 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     found = []
     for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
-            raise MalformedRequest("a multipart field is not called file; name each picture's field so")
+            raise MalformedRequest(f"a multipart field is called {part.name[:40]!r}; call each picture's field file")
         found.append(part.content)
     return found
 

@@ -87,7 +87,7 @@ class Protocol(HttpToolsProtocol):
                     raise error.__context__ from None
                 if isinstance(error, httptools.HttpParserInvalidURLError):
                     raise MalformedRequest(
-                        "expected an address of ASCII alone; write what else is in it as %C3%A9 for \u00e9"
+                        "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
                     ) from None
                 raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
 
