@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-from ctypes import c_bool
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -45,12 +44,16 @@ def _serve(settings: Settings) -> int:
 
     with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        status = server.serve(settings, listener, c_bool())
+        status = server.serve(settings, listener, beat=lambda: None)  # nobody looks
     return _unless_something_hangs(status)
 
 
-def work(settings: Settings, place: int, address: tuple[str, int], listened: c_bool) -> None:
+def work(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
     """One of several processes."""
+
+    def beat() -> None:
+        beats[place] += 1
+
     _begin(settings, at_once=True)
     try:
         from service import metrics
@@ -58,7 +61,7 @@ def work(settings: Settings, place: int, address: tuple[str, int], listened: c_b
 
         metrics.keep_at(place)
         with listening.join(address) as listener:
-            status = server.serve(settings, listener, listened)
+            status = server.serve(settings, listener, beat)
         sys.exit(_unless_something_hangs(status))
     except (BundleError, StartError) as error:
         logger.error("%s", error)

@@ -9,7 +9,7 @@ import multiprocessing
 import signal
 import socket
 import time
-from ctypes import c_bool
+from collections.abc import Callable
 from functools import partial
 from types import FrameType
 
@@ -28,6 +28,7 @@ from service.web.protocol import Protocol
 
 logger = logging.getLogger(__name__)
 
+BEAT = 1.0  # seconds from one to the next
 UNASKED = 1.0  # seconds after the door's closing for a request of those who came last
 
 
@@ -35,10 +36,10 @@ class Server(uvicorn.Server):
     """On SIGTERM or SIGINT: not ready at once, then `linger` seconds to be taken out of rotation, then closed and drained."""
 
     def __init__(
-        self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listener: socket.socket, listened: c_bool
+        self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listener: socket.socket, beat: Callable[[], None]
     ) -> None:
         super().__init__(config)
-        self._catalogue, self._linger, self._listener, self._listened = catalogue, linger, listener, listened
+        self._catalogue, self._linger, self._listener, self._beat = catalogue, linger, listener, beat
         self._closing: float | None = None
         self._was_ready = False
         self.status = 0  # the process's, at its end
@@ -48,10 +49,16 @@ class Server(uvicorn.Server):
         await super().startup([])
         self._door = Door(self._listener, self._protocol)
         self._door.open()
-        self._listened.value = True
+        self._beating = asyncio.create_task(self._beat_on())
         if siblings.reload_on_hangup():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
             siblings.let_hangups_in()
+
+    async def _beat_on(self) -> None:
+        """To the very end, whatever else this loop waits for."""
+        while True:
+            self._beat()
+            await asyncio.sleep(BEAT)
 
     def _protocol(self) -> asyncio.Protocol:
         """Of one connection, as uvicorn makes it for those that it accepts itself."""
@@ -121,13 +128,13 @@ class Server(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
 
-def serve(settings: Settings, listener: socket.socket, listened: c_bool) -> int:
-    """Serves on a bound socket until it is told to stop, and gives the exit status; sets `listened` once it answers there."""
+def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
+    """Serves on a bound socket until it is told to stop, and gives the exit status; from when it answers there it beats."""
     allocator.return_large_blocks()
     interpreter.take_short_turns()
     app = create_app(settings)
     service: Service = app.state.service
-    server = Server(configured(app, settings), service.catalogue, settings.linger, listener, listened)
+    server = Server(configured(app, settings), service.catalogue, settings.linger, listener, beat)
     server.run()
     return server.status
 

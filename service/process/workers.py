@@ -1,4 +1,7 @@
-"""Several server processes on one port: started together, replaced when one dies, stopped together. Loads no model itself."""
+"""Several server processes on one port: started together, replaced when one dies or stands still, stopped together.
+
+Loads no model itself.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import signal
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from ctypes import c_bool
+from ctypes import Array, c_ulong
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
@@ -28,8 +31,11 @@ STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
 TRIES = 5  # deaths and failed starts, of whatever, after which none is tried again where none ever listened
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
+LOOK = 0.2  # seconds between two looks at the workers
+STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
 
-Work = Callable[[Settings, int, tuple[str, int], c_bool], None]  # at a place from 0 on; sets the last once it listens
+Beats = Array[c_ulong]  # of the workers, by place, from when they listen
+Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
 
 
 def run(settings: Settings, work: Work) -> int:
@@ -45,6 +51,9 @@ class _Worker:
     place: int  # whoever comes after it in the same place adds to what it has counted
     process: SpawnProcess
     started: float  # time.monotonic()
+    beats: int  # when last looked at
+    alive: bool = False  # a beat of its own has been seen
+    still: int = 0  # looks since the last; where all of us stood still, as in a container that is paused, there were none
 
 
 class _Supervisor:
@@ -52,7 +61,7 @@ class _Supervisor:
         self._settings, self._work, self._address = settings, work, address
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
-        self._listened = self._spawn.RawValue(c_bool, False)  # Value has a lock, which a killed worker could keep
+        self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
         self._pause = SOON
         self._failures = 0
@@ -76,7 +85,8 @@ class _Supervisor:
         while not self._stopping:
             if not (self._fill() and self._bury()):
                 return self._stopping
-            wait([worker.process.sentinel for worker in self._workers], timeout=0.2)
+            wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
+            self._kill_the_still()
         return True
 
     def _reload(self, *_: object) -> None:
@@ -90,11 +100,22 @@ class _Supervisor:
 
     def _start(self, place: int) -> None:
         tallies.lay_down(place)
-        process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._listened))
+        process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._beats))
         resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
         with siblings.signals_blocked():
             process.start()
-        self._workers.append(_Worker(place, process, time.monotonic()))
+        self._workers.append(_Worker(place, process, time.monotonic(), self._beats[place]))
+
+    def _kill_the_still(self) -> None:
+        """Whose event loop no longer turns: nothing else would tell, and nobody outside could choose another."""
+        for worker in self._workers:
+            if (beats := self._beats[worker.place]) != worker.beats:
+                worker.beats, worker.alive, worker.still = beats, True, 0
+            elif worker.alive:
+                worker.still += 1
+                if worker.still > STILL / LOOK:
+                    logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, STILL)
+                    worker.process.kill()
 
     def _bury(self) -> bool:
         """Takes the dead out, each to be replaced after a pause; False when that is in vain."""
@@ -102,7 +123,7 @@ class _Supervisor:
             self._workers.remove(worker)
             process = worker.process
             mark_process_dead(worker.place)  # type: ignore[no-untyped-call]
-            if not self._listened.value and process.exitcode == CANNOT_START:
+            if not any(self._beats) and process.exitcode == CANNOT_START:
                 return False
             if time.monotonic() - worker.started > LATER:
                 self._pause = SOON
@@ -125,7 +146,7 @@ class _Supervisor:
 
     def _later(self, places: list[int], why: str) -> bool:
         """Whoever comes to these places comes after a pause; False when nobody need come, since none ever listened."""
-        if not self._listened.value and self._failures >= TRIES:
+        if not any(self._beats) and self._failures >= TRIES:
             logger.error("%s, as all did: giving up", why)
             return False
         if not self._stopping:

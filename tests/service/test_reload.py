@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_bool
 from pathlib import Path
 
 import httpx
@@ -299,7 +298,7 @@ def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
 
     async def hang_up() -> None:
         with socket.socket() as listener:
-            server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, c_bool())
+            server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
             server._hang_up()
             await asyncio.gather(*server._reloads)
 

@@ -10,10 +10,12 @@ import re
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -120,6 +122,66 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     assert "Traceback" not in log.read_text()
+
+
+SOON_KILLED = """
+import sys
+from service.__main__ import main
+from service.process import workers
+workers.STILL = 2.0
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0", "--drain", "8"]))
+"""
+
+
+@pytest.fixture
+def soon_killed(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """Two workers whose supervisor waits two seconds for a sign of life of theirs, ready."""
+    script = tmp_path / "server.py"
+    script.write_text(SOON_KILLED)
+    with launched(tmp_path / "log", [sys.executable, str(script)]) as process:
+        appears(tmp_path / "log", "ready: tiny", 2)
+        yield process
+
+
+def test_a_worker_that_stands_still_is_replaced(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """Half of all new connections would wait for it."""
+    log, (still, other) = tmp_path / "log", workers_of(soon_killed)
+    os.kill(still, signal.SIGSTOP)
+    appears(log, f"worker {still} has stood still for 2 s and is killed")
+    appears(log, f"worker {still} died with status -9; another in 0.5 s")
+    appears(log, "ready: tiny", 3)
+    assert other in workers_of(soon_killed)
+    soon_killed.send_signal(signal.SIGTERM)
+    assert soon_killed.wait(15) == 0
+
+
+def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """As in a container that is paused."""
+    everyone = [soon_killed.pid, *workers_of(soon_killed)]
+    for each in everyone:
+        os.kill(each, signal.SIGSTOP)
+    time.sleep(4)
+    for each in everyone:  # the supervisor first: it looks before they beat
+        os.kill(each, signal.SIGCONT)
+    time.sleep(3)
+    assert [soon_killed.pid, *workers_of(soon_killed)] == everyone
+    assert "stood still" not in (tmp_path / "log").read_text()
+
+
+def test_a_worker_that_takes_its_time_to_stop_still_lives(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+    """It drains: a request whose body comes slowly, longer than a worker that stood still would be left alone."""
+    url = re.findall(r"http://[\d.:]+", (tmp_path / "log").read_text())[0]
+    host, port = url.removeprefix("http://").split(":")
+    with socket.create_connection((host, int(port))) as slow:
+        slow.sendall(b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: image/png\r\nContent-Length: 100\r\n\r\n")
+        time.sleep(0.5)
+        for each in workers_of(soon_killed):
+            os.kill(each, signal.SIGTERM)
+        time.sleep(5)
+        slow.sendall(bytes(100))
+        assert slow.recv(100).startswith(b"HTTP/1.1 415")
+    assert "stood still" not in (tmp_path / "log").read_text()
 
 
 NO_PROCESS_WHERE_TOLD = """
