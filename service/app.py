@@ -62,6 +62,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         app.add_exception_handler(error, handler)
     for routes in (predict, reconstruct, models, inference_protocol, health, playground):
         app.include_router(routes.router)
+    app.include_router(inference_protocol.probes)
     app.openapi = openapi.documented(app, serving, None if settings.api_key is None else OPEN_PATHS)  # type: ignore[method-assign]
     return app
 

@@ -7,6 +7,7 @@ figure of ours sees them; and whoever is there when the port closes is reset, wi
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import socket
 from collections.abc import Callable
@@ -16,6 +17,7 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections in the kernel's queue
 A_TURN = 100  # connections let in before others have their turn
 PAUSE = 1.0  # seconds until somebody else may have left, where there is no room for one more
+NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Door:
@@ -31,13 +33,13 @@ class Door:
         self._watch()
 
     async def close(self) -> None:
-        """Nobody more is let in, and those who had connected are in."""
-        for each in self._connected(BACKLOG):
-            self._let_in(each)
-        self._loop.remove_reader(self._listener)
-        self._listener.close()
+        """Nobody more is let in, and those who had connected are in, as many as there is room for."""
         if self._full is not None:
             self._full.cancel()
+        self._loop.remove_reader(self._listener)
+        if error := self._let_some_in(BACKLOG):
+            logger.error("connections that waited are reset, since no more can be taken (%s)", error.strerror)
+        self._listener.close()
         await asyncio.gather(*self._coming)
 
     def _watch(self) -> None:
@@ -45,21 +47,23 @@ class Door:
         self._loop.add_reader(self._listener, self._answer_the_door)
 
     def _answer_the_door(self) -> None:
-        for each in self._connected(A_TURN):
-            self._let_in(each)
-
-    def _connected(self, most: int) -> list[socket.socket]:
-        found: list[socket.socket] = []
-        try:
-            while len(found) < most:
-                found.append(self._listener.accept()[0])
-        except (BlockingIOError, ConnectionAbortedError):  # that was all, or one has gone again
-            pass
-        except OSError as error:  # each connection is an open file, and a process may have only so many
+        if error := self._let_some_in(A_TURN):
             logger.error("connections wait, since no more can be taken (%s); raise the limit, as with ulimit -n", error.strerror)
             self._loop.remove_reader(self._listener)
             self._full = self._loop.call_later(PAUSE, self._watch)
-        return found
+
+    def _let_some_in(self, most: int) -> OSError | None:
+        """What there is no room for, if that is so: each connection is an open file, and a process may have only so many."""
+        for _ in range(most):
+            try:
+                self._let_in(self._listener.accept()[0])
+            except BlockingIOError:  # that was all
+                return None
+            except OSError as error:
+                if error.errno in NO_ROOM:
+                    return error
+                # Else it is this one's, which has gone again, and none of those behind it.
+        return None
 
     def _let_in(self, connection: socket.socket) -> None:
         coming = self._loop.create_task(self._connect(connection))

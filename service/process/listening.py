@@ -4,10 +4,26 @@ from __future__ import annotations
 
 import resource
 import socket
+import sys
 from contextlib import suppress
 from typing import Any
 
 from service.errors import StartError
+
+
+def claim(host: str, port: int) -> socket.socket:
+    """Of all who start at once one has it, from before it binds until it listens: so long TCP lets each of them bind.
+
+    A name that ends with its process, and is the network's, as ports are; where there are no such names nothing is claimed.
+    """
+    claimed = socket.socket(socket.AF_UNIX)
+    if port and sys.platform == "linux":
+        try:
+            claimed.bind(f"\0capserve {_resolved(host, port)[-1]}")
+        except OSError as error:
+            claimed.close()
+            raise cannot_listen(host, port, error) from error
+    return claimed
 
 
 def bind(host: str, port: int) -> socket.socket:
@@ -45,17 +61,28 @@ def take_all_files() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
+def cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> StartError:
+    why = error.strerror if isinstance(error, OSError) else error
+    return StartError(f"cannot listen on {host}:{port}: {why}; choose another with CAPSERVE_HOST or CAPSERVE_PORT")
+
+
 def _bound(host: str, port: int, shared: bool) -> socket.socket:
+    family, kind, protocol, _, address = _resolved(host, port)
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-        # Of a name with both kinds of address, as localhost, the one that is tried where the other is not to be had.
-        family, kind, _, _, address = min(found, key=lambda each: each[0] != socket.AF_INET)
-        bound = socket.socket(family, kind)
+        bound = socket.socket(family, kind, protocol)
         bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if shared:
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         bound.bind(address)
-    except (OSError, UnicodeError) as error:  # the latter of a host that is no name at all
-        why = error.strerror if isinstance(error, OSError) else error
-        raise StartError(f"cannot listen on {host}:{port}: {why}; choose another with CAPSERVE_HOST or CAPSERVE_PORT") from error
+    except OSError as error:
+        raise cannot_listen(host, port, error) from error
     return bound
+
+
+def _resolved(host: str, port: int) -> tuple[Any, ...]:
+    """Of a name with both kinds of address, as localhost, the one that is tried where the other is not to be had."""
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (OSError, UnicodeError) as error:  # the latter of a host that is no name at all
+        raise cannot_listen(host, port, error) from error
+    return min(found, key=lambda each: each[0] != socket.AF_INET)

@@ -20,7 +20,7 @@ from service.app import create_app
 from service.catalogue import Catalogue
 from service.errors import StartError
 from service.manifest import BundleError
-from service.process import allocator, interpreter, siblings
+from service.process import allocator, interpreter, listening, siblings
 from service.process.door import Door
 from service.settings import Settings
 from service.state import Service
@@ -48,7 +48,11 @@ class Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
         self._door = Door(self._listener, self._protocol)
-        self._door.open()
+        try:
+            self._door.open()
+        except OSError as error:  # another program listens there since we have bound it
+            await self.lifespan.shutdown()
+            raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
         self._beating = asyncio.create_task(self._beat_on())
         if siblings.reload_on_hangup():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)

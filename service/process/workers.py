@@ -9,6 +9,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -40,10 +41,11 @@ Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place fro
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
-    with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
+    claim = listening.claim(settings.host, settings.port)
+    with claim, tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         address = listening.numbers(reserved.getsockname())
         logger.info("%d workers on %s", settings.workers, listening.url(address))
-        return _Supervisor(settings, work, address).run()
+        return _Supervisor(settings, work, address, claim).run()
 
 
 @dataclass
@@ -57,8 +59,8 @@ class _Worker:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, work: Work, address: tuple[str, int]) -> None:
-        self._settings, self._work, self._address = settings, work, address
+    def __init__(self, settings: Settings, work: Work, address: tuple[str, int], claim: socket.socket) -> None:
+        self._settings, self._work, self._address, self._claim = settings, work, address, claim
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
         self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
@@ -85,8 +87,11 @@ class _Supervisor:
         while not self._stopping:
             if not (self._fill() and self._bury()):
                 return self._stopping
-            wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
-            self._kill_the_still()
+            ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
+            if not ended:  # else the next look may come at once, and again, until the kernel is done with those
+                self._kill_the_still()
+            if any(self._beats):
+                self._claim.close()
         return True
 
     def _reload(self, *_: object) -> None:
@@ -116,6 +121,7 @@ class _Supervisor:
                 if worker.still > STILL / LOOK:
                     logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, STILL)
                     worker.process.kill()
+                    worker.still = 0  # one that waits for a disk, say, dies only later
 
     def _bury(self) -> bool:
         """Takes the dead out, each to be replaced after a pause; False when that is in vain."""

@@ -18,7 +18,7 @@ from service import state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
 from service.errors import KeyWanted, MalformedRequest, UnknownModel, Unprocessable
-from service.routes.direct import RESPONSES, Bare, refusals
+from service.routes.direct import RESPONSES, Bare, Probed, refusals
 from service.schemas import Liveness, V2Inference, V2Model, V2ModelReadiness, V2Readiness, V2Server
 from service.served import Served
 from service.state import Service
@@ -47,6 +47,7 @@ _TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE}
 LIVE, READY = "/health/live", "/health/ready"
 
 router = APIRouter(prefix="/v2", route_class=Bare, responses=refusals(Unprocessable), tags=["open inference protocol"])
+probes = APIRouter(prefix="/v2", route_class=Probed, tags=["open inference protocol"])
 HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
 infers = partial(
     router.post,
@@ -72,13 +73,13 @@ async def server(request: Request) -> Response:
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
 
 
-@router.get(LIVE, response_model=Liveness, responses=tells(Liveness, "restart the process"))
+@probes.get(LIVE, response_model=Liveness, responses=tells(Liveness, "restart the process"))
 async def live(request: Request) -> Response:
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
-@router.get(READY, response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
+@probes.get(READY, response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
 async def ready(request: Request) -> Response:
     serves = state.of(request).catalogue.ready
     return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
@@ -96,12 +97,12 @@ async def metadata_of_version(request: Request, name: str, version: str) -> Resp
     return _metadata(_served(request, name, version))
 
 
-@router.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
+@probes.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def model_ready(request: Request, name: str) -> Response:
     return _ready(request, _served(request, name))
 
 
-@router.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
+@probes.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def version_ready(request: Request, name: str, version: str) -> Response:
     return _ready(request, _served(request, name, version))
 

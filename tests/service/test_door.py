@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import signal
 import socket
 import sys
@@ -13,6 +15,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from service.process import door as door_module
 from service.process.door import Door
 from tests.service.launching import appears, launched, started
 from tests.waiting import until
@@ -72,6 +75,70 @@ def test_where_there_are_no_more_files_connections_wait_and_the_log_says_so(tmp_
             each.close()
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
+
+
+def test_it_closes_while_there_are_no_more_files(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pause for which others wait outlasts the door, and finds none."""
+    faults: list[str] = []
+
+    async def evening(listener: CrowdedSocket) -> None:
+        asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(str(context)))
+        door = Door(listener, asyncio.Protocol)
+        door.open()
+        with socket.create_connection(listener.getsockname()):
+            await asyncio.sleep(0.05)
+            await door.close()
+            await asyncio.sleep(0.1)
+
+    monkeypatch.setattr(door_module, "PAUSE", 0.08)
+    with CrowdedSocket([errno.EMFILE] * 9) as listener:
+        listener.bind(("127.0.0.1", 0))
+        uvloop.run(evening(listener))
+    assert faults == []
+    assert [each.partition(",")[0] for each in caplog.messages] == ["connections wait", "connections that waited are reset"]
+
+
+@pytest.mark.parametrize("closing", [False, True])
+@pytest.mark.parametrize("fault", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM])
+def test_one_who_has_gone_again_takes_nobody_with_it(closing: bool, fault: int, caplog: pytest.LogCaptureFixture) -> None:
+    let_in: list[asyncio.BaseTransport] = []
+
+    class Guest(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            let_in.append(transport)
+
+    async def evening(listener: CrowdedSocket) -> None:
+        door = Door(listener, Guest)
+        door.open()
+        with ExitStack() as guests:
+            for _ in range(3):
+                guests.enter_context(socket.create_connection(listener.getsockname()))
+            if not closing:
+                await asyncio.sleep(0.1)
+            await door.close()
+            assert len(let_in) == 3
+            for each in let_in:
+                each.close()
+            await asyncio.sleep(0)
+
+    with CrowdedSocket([fault]) as listener:
+        listener.bind(("127.0.0.1", 0))
+        uvloop.run(evening(listener))
+    assert caplog.messages == []
+
+
+class CrowdedSocket(socket.socket):
+    """Where accepting fails so often first, for these reasons."""
+
+    def __init__(self, reasons: list[int]) -> None:
+        super().__init__()
+        self.reasons = reasons
+
+    def accept(self) -> tuple[socket.socket, object]:
+        if self.reasons:
+            reason = self.reasons.pop()
+            raise OSError(reason, os.strerror(reason))
+        return super().accept()
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])

@@ -1,11 +1,24 @@
+import asyncio
+import signal
 import socket
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
 
+from service.app import create_app
+from service.engine import CapsNet
+from service.errors import StartError
 from service.process import listening
-from tests.service.launching import appears, launched, workers_of
+from service.process.server import Server, configured
+from service.process.workers import CANNOT_START
+from tests.service.conftest import reaching, settings, wait_until_ready
+from tests.service.launching import CAPSERVE, appears, launched, workers_of
+from tests.service.processes import free_port
+from tests.service.test_door import is_closed
+from tests.waiting import until
 
 
 def test_a_name_with_both_kinds_of_address_is_the_one_that_all_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -28,6 +41,57 @@ def test_an_address_is_written_as_a_browser_takes_it(address: tuple[object, ...]
 def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
     assert listening.numbers(("::1", 8000, 0, 0)) == ("::1", 8000)
     assert listening.numbers(("fe80::1", 8000, 0, 1)) == ("fe80::1%lo", 8000)
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, flags: list[str]) -> None:
+    """Until the first listens the port could be bound by both: two that share it between them would answer in turn."""
+    port = free_port()
+    command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags]
+    with launched(tmp_path / "0", command) as one, launched(tmp_path / "1", command) as other:
+        until(lambda: (one.poll(), other.poll()) != (None, None), 20)
+        lost, won = (one, other) if one.poll() is not None else (other, one)
+        assert lost.returncode == CANNOT_START
+        logs = [(tmp_path / name).read_text() for name in "01"]
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in logs[won is one]
+        assert "Traceback" not in "".join(logs)
+        with reaching(f"http://127.0.0.1:{port}") as client:
+            wait_until_ready(client, 20)
+        won.send_signal(signal.SIGTERM)
+        assert won.wait(10) == 0
+
+
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_the_next_may_start_while_one_still_answers_what_it_accepted(tmp_path: Path, flags: list[str]) -> None:
+    port = free_port()
+    command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags]
+    with launched(tmp_path / "0", command) as before, reaching(f"http://127.0.0.1:{port}") as client:
+        wait_until_ready(client, 20)
+        with socket.create_connection(("127.0.0.1", port)) as slow:
+            slow.sendall(b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: image/png\r\nContent-Length: 100\r\n\r\n")
+            time.sleep(0.2)
+            before.send_signal(signal.SIGTERM)
+            until(lambda: is_closed("127.0.0.1", port), 5, 0.05)
+            with launched(tmp_path / "1", command):
+                with reaching(f"http://127.0.0.1:{port}") as again:
+                    wait_until_ready(again, 20)
+                assert before.poll() is None
+            slow.sendall(bytes(100))
+            assert slow.recv(100).startswith(b"HTTP/1.1 415")
+        assert before.wait(10) == 0
+
+
+def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, CapsNet]) -> None:
+    wanted, before = settings(), set(threading.enumerate())
+    app = create_app(wanted, nets)
+    with listening.bind("127.0.0.1", 0) as listener, socket.socket() as other:
+        other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        other.bind(listener.getsockname())
+        other.listen()
+        server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
+        with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose another"):
+            asyncio.run(server.serve())
+    until(lambda: set(threading.enumerate()) <= before)  # no runner is left, with which a process would not end in peace
 
 
 def test_as_many_files_are_taken_as_may_be(tmp_path: Path) -> None:
