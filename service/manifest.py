@@ -14,7 +14,16 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self
 
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, StringConstraints, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    FiniteFloat,
+    StringConstraints,
+    ValidationError,
+    model_validator,
+)
 from pydantic_core import PydanticSerializationError
 
 FORMAT = "capserve/1"
@@ -30,10 +39,21 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
+ROUNDED = 1e-3  # by how much shares that were rounded may add up to more or less than 1
 LONGEST_CLASS = 64  # characters of a class, which requests may name
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
-Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2)]  # beyond the last, verdicts go on as between two
+
+
+def _rising(percentiles: dict[str, float]) -> dict[str, float]:
+    ranked = [percentiles[each] for each in sorted(percentiles, key=float)]
+    if ranked != sorted(ranked):
+        raise ValueError(f"expected values that rise with their percentages, found {', '.join(map(str, ranked))}")
+    return percentiles
+
+
+# Beyond the last, verdicts go on as between two.
+Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2), AfterValidator(_rising)]
 PoseValue = Annotated[FiniteFloat, Field(ge=-65504, le=65504)]  # what a token can carry: float16's largest
 
 
@@ -115,6 +135,8 @@ class Shares(_Part):
             raise ValueError(f"expected {len(self.shares) + 1} edges for {len(self.shares)} shares, found {len(self.edges)}")
         if any(right <= left for left, right in pairwise(self.edges)):
             raise ValueError(f"expected edges that rise, found {', '.join(map(str, self.edges))}")
+        if abs(sum(self.shares) - 1) > ROUNDED:
+            raise ValueError(f"expected shares that add up to 1, found {sum(self.shares):g}")
         return self
 
 

@@ -89,6 +89,8 @@ class Protocol(HttpToolsProtocol):
                     raise MalformedRequest(
                         "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
                     ) from None
+                if isinstance(error, httptools.HttpParserInvalidMethodError) and data[:1].isalpha():
+                    raise MalformedRequest("expected a method of HTTP, as GET or POST, in capitals") from None
                 raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:

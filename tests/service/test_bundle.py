@@ -134,6 +134,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"thresholds__lengths": {"lol": 1}}, "thresholds.lengths"),
         ({"thresholds__lengths": {}}, "thresholds.lengths: Dictionary should have at least 2 items"),
         ({"thresholds__margins": {"0": 0.1, "50": 0.2}}, "thresholds.margins"),
+        ({"thresholds__margins": {"5": 0.2, "50": 0.1}}, "thresholds.margins: .*rise with their percentages, found 0.2, 0.1"),
         ({"thresholds__reconstruction_errors__3": {"50": 0.1, "90": 0.2}}, r"percentiles of 3's errors: expected \['50'"),
         ({"image_shape": [2, 28, 28]}, "image_shape.0: Input should be 1 or 3"),
         ({"metrics__parity": -1}, "metrics.parity"),
@@ -141,6 +142,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"references__winner_length__edges": [0, 1]}, "expected 21 edges for 20 shares, found 2"),
         ({"references__winner_length__edges": [*range(20), 5]}, "expected edges that rise, found 0.0, 1.0"),
         ({"references__winner_length__shares": [-0.5, *[0.075] * 19]}, "references.winner_length.shares.0"),
+        ({"references__winner_length__shares": [0] * 20}, "expected shares that add up to 1, found 0"),
         ({"prototypes": [[1e300] * 6] * 10}, "prototypes.0.0: Input should be less than or equal to 65504"),
     ],
 )
