@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import multiprocessing
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -12,7 +13,8 @@ from service.visits import request_id
 
 class Console(logging.Formatter):
     def __init__(self) -> None:
-        super().__init__("%(asctime)s %(levelname)-7s %(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        whose = "" if multiprocessing.parent_process() is None else "%(process)d "  # of several workers
+        super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         record.request_id = request_id.get()
@@ -25,6 +27,7 @@ class Json(logging.Formatter):
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
+            "process": record.process,
             "request_id": request_id.get(),
             "message": record.getMessage(),
         }

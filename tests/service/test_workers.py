@@ -59,8 +59,8 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
-    for line in (tmp_path / "log").read_text().splitlines():
-        json.loads(line)
+    told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert {process.pid, *servers} < {each["process"] for each in told}  # and the one that came later
 
 
 def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:
@@ -154,6 +154,7 @@ def test_a_worker_that_stands_still_is_replaced(soon_killed: subprocess.Popen[by
     assert other in workers_of(soon_killed)
     soon_killed.send_signal(signal.SIGTERM)
     assert soon_killed.wait(15) == 0
+    assert f" {other} - told to stop" in log.read_text()
 
 
 def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
