@@ -9,8 +9,6 @@ from playwright.sync_api import Page, expect
 from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import SEVEN, ask_for, draw
 
-pytestmark = pytest.mark.alone
-
 LOOKS: dict[str, dict[str, object]] = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
 
 

@@ -13,8 +13,6 @@ from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, draw, image, said
 from tests.service.conftest import drawn, encoded, serving, settings
 
-pytestmark = pytest.mark.alone
-
 KEY = "correct horse"
 SOONER = "{ const later = setTimeout; window.setTimeout = (what, time) => later(what, time < 4000 ? time : time / 10); }"
 

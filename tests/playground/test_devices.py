@@ -11,8 +11,6 @@ from service.engine import CapsNet
 from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import SEVEN, ask_for, changed, draw, image, said
 
-pytestmark = pytest.mark.alone
-
 
 def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     page.keyboard.press("Tab")

@@ -12,8 +12,6 @@ from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import ONE, SEVEN, Stroke, ask_for, draw, image
 from tests.service.conftest import drawn, encoded
 
-pytestmark = pytest.mark.alone
-
 
 class Hand:
     """Fingers, palm and pen on a tablet, at places in parts of the slate's side."""

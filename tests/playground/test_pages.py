@@ -13,8 +13,6 @@ from service.routes import playground
 from tests.playground.conftest import OpenPage
 from tests.service.conftest import serving, settings
 
-pytestmark = pytest.mark.alone
-
 LIGHTEST = 150_000  # bytes, all that the page loads
 
 

@@ -21,8 +21,6 @@ from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
 from tests.service.conftest import drawn, encoded, serving, settings
 
-pytestmark = pytest.mark.alone
-
 SOON = 300  # milliseconds
 
 

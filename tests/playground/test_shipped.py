@@ -14,8 +14,6 @@ from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, colours, draw
 from tests.service.conftest import serving
 
-pytestmark = pytest.mark.alone
-
 MODELS = Path(__file__).parents[2] / "models"
 
 

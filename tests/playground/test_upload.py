@@ -15,8 +15,6 @@ from tests.playground.conftest import OpenPage
 from tests.playground.hand import ONE, SEVEN, ask_for, draw, said
 from tests.service.conftest import drawn, encoded
 
-pytestmark = pytest.mark.alone
-
 PLAYGROUND = Path(images.__file__).parent / "playground"
 
 
