@@ -10,7 +10,8 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
-from service.errors import ServiceError
+from service.errors import Busy, ServiceError
+from service.state import Service
 
 MEDIA_TYPE = "application/problem+json"
 CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
@@ -30,7 +31,11 @@ def of(error: ServiceError) -> Response:
 
 async def on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
-    request.app.state.service.metrics.refused(error)
+    service: Service = request.app.state.service
+    service.metrics.refused(error)
+    if isinstance(error, Busy):
+        error.__traceback__ = None  # it holds the frames, and with them the body
+        await service.crew.hold_back()
     return of(error)
 
 

@@ -9,6 +9,7 @@ from statistics import median
 import httpx
 import pytest
 
+from service.crew import HELD
 from tests.service.conftest import drawn, encoded
 from tests.service.processes import PREDICT, Answer, Connection, Process, ask, process, request
 
@@ -96,6 +97,32 @@ def test_twice_the_capacity(narrow: Bottleneck):
         assert late - early < 16
         assert server.metric(f'capserve_rejections_total{{reason="{narrow.reason}"') == len(refused)
         assert asyncio.run(ask(server, narrow.raw)).status == 200  # and it is over as soon as it is over
+
+
+def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
+    """Thousands of refusals a second left the threads that decode no turn of the interpreter: a twentieth was answered."""
+    raw, seconds, crowd = request("/predict", LARGE), 4.0, 400
+
+    async def answers(server: Process, clients: int) -> Counter[int]:
+        found: Counter[int] = Counter()
+        ends = time.perf_counter() + seconds
+
+        async def client() -> None:
+            connection = await Connection.to(server)
+            while time.perf_counter() < ends:
+                found[(await connection.ask(raw)).status] += 1
+            await connection.close()
+
+        await asyncio.gather(*(client() for _ in range(clients)))
+        return found
+
+    with process() as server:
+        calm = asyncio.run(answers(server, 16))
+        stormy = asyncio.run(answers(server, crowd))
+    assert calm.keys() == {200}
+    assert stormy.keys() == {200, 503}
+    assert stormy[200] > 0.6 * calm[200]
+    assert stormy[503] < 1.2 * crowd / HELD * seconds
 
 
 @pytest.mark.parametrize("workers", [1, 2])
