@@ -42,7 +42,7 @@ def _serve(settings: Settings) -> int:
     """In this process."""
     from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
-    claim = listening.claim(settings.host, settings.port)
+    claim = listening.claim(settings.port)
     with claim, listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
         status = server.serve(settings, listener, beat=claim.close)  # at the first

@@ -34,6 +34,8 @@ TRIES = 5  # deaths and failed starts, of whatever, after which none is tried ag
 SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
 LOOK = 0.2  # seconds between two looks at the workers
 STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
+STILL_AT_END = 5.0  # the same of one that was told to stop
+SLOW = 60.0  # seconds to start in, after which the log says that it takes long
 
 Beats = Array[c_ulong]  # of the workers, by place, from when they listen
 Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
@@ -41,7 +43,7 @@ Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place fro
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
-    claim = listening.claim(settings.host, settings.port)
+    claim = listening.claim(settings.port)
     with claim, tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         address = listening.numbers(reserved.getsockname())
         logger.info("%d workers on %s", settings.workers, listening.url(address))
@@ -89,7 +91,7 @@ class _Supervisor:
                 return self._stopping
             ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
             if not ended:  # else the next look may come at once, and again, until the kernel is done with those
-                self._kill_the_still()
+                self._kill_the_still(STILL)
             if any(self._beats):
                 self._claim.close()
         return True
@@ -111,17 +113,19 @@ class _Supervisor:
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic(), self._beats[place]))
 
-    def _kill_the_still(self) -> None:
-        """Whose event loop no longer turns: nothing else would tell, and nobody outside could choose another."""
+    def _kill_the_still(self, most: float) -> None:
+        """Whose event loop has not turned for so many seconds: nothing else would tell, and nobody outside chooses another."""
         for worker in self._workers:
             if (beats := self._beats[worker.place]) != worker.beats:
                 worker.beats, worker.alive, worker.still = beats, True, 0
-            elif worker.alive:
-                worker.still += 1
-                if worker.still > STILL / LOOK:
-                    logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, STILL)
-                    worker.process.kill()
-                    worker.still = 0  # one that waits for a disk, say, dies only later
+                continue
+            worker.still += 1
+            if worker.alive and worker.still > most / LOOK:
+                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
+                worker.process.kill()
+                worker.still = 0  # one that waits for a disk, say, dies only later
+            elif not worker.alive and worker.still == SLOW / LOOK:
+                logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
 
     def _bury(self) -> bool:
         """Takes the dead out, each to be replaced after a pause; False when that is in vain."""
@@ -166,8 +170,11 @@ class _Supervisor:
         for process in processes:
             process.terminate()
         until = time.monotonic() + self._settings.linger + self._settings.drain + MARGIN
+        while self._workers and time.monotonic() < until:
+            if not wait([worker.process.sentinel for worker in self._workers], timeout=LOOK):
+                self._kill_the_still(STILL_AT_END)
+            self._workers = [worker for worker in self._workers if worker.process.is_alive()]
         for process in processes:
-            process.join(max(0.0, until - time.monotonic()))
             if process.is_alive():
                 logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.kill()

@@ -4,6 +4,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -44,21 +45,34 @@ def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
-def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, flags: list[str]) -> None:
+@pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")], ids=["one address", "every address"])
+def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts: tuple[str, str], flags: list[str]) -> None:
     """Until the first listens the port could be bound by both: two that share it between them would answer in turn."""
     port = free_port()
-    command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags]
-    with launched(tmp_path / "0", command) as one, launched(tmp_path / "1", command) as other:
+    command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags, "--host"]
+    with launched(tmp_path / "0", [*command, hosts[0]]) as one, launched(tmp_path / "1", [*command, hosts[1]]) as other:
         until(lambda: (one.poll(), other.poll()) != (None, None), 20)
-        lost, won = (one, other) if one.poll() is not None else (other, one)
+        lost, won, name = (one, other, "0") if one.poll() is not None else (other, one, "1")
         assert lost.returncode == CANNOT_START
-        logs = [(tmp_path / name).read_text() for name in "01"]
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in logs[won is one]
-        assert "Traceback" not in "".join(logs)
+        told = (tmp_path / name).read_text()
+        assert f"cannot listen on {hosts[int(name)]}:{port}: Address already in use" in told
+        assert "ready:" not in told
+        assert "Traceback" not in told
         with reaching(f"http://127.0.0.1:{port}") as client:
             wait_until_ready(client, 20)
         won.send_signal(signal.SIGTERM)
         assert won.wait(10) == 0
+
+
+def test_two_that_start_at_once_on_one_port_of_different_addresses_both_serve(tmp_path: Path) -> None:
+    port = free_port()
+    with ExitStack() as running:
+        for host in ("127.0.0.1", "127.0.0.2"):
+            command = [*CAPSERVE, "serve", "--port", str(port), "--host", host]
+            running.enter_context(launched(tmp_path / host, command))
+        for host in ("127.0.0.1", "127.0.0.2"):
+            with reaching(f"http://{host}:{port}") as client:
+                wait_until_ready(client, 20)
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])

@@ -141,6 +141,7 @@ def soon_killed(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     script.write_text(SOON_KILLED)
     with launched(tmp_path / "log", [sys.executable, str(script)]) as process:
         appears(tmp_path / "log", "ready: tiny", 2)
+        time.sleep(0.5)  # they listen, and beat, a moment later
         yield process
 
 
@@ -155,6 +156,16 @@ def test_a_worker_that_stands_still_is_replaced(soon_killed: subprocess.Popen[by
     soon_killed.send_signal(signal.SIGTERM)
     assert soon_killed.wait(15) == 0
     assert f" {other} - told to stop" in log.read_text()
+
+
+def test_a_stop_does_not_wait_for_a_worker_that_stands_still(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--workers", "2", "--linger", "0") as (process, _):
+        appears(tmp_path / "log", "ready: tiny", 2)
+        time.sleep(0.5)
+        os.kill(workers_of(process)[0], signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 1  # as of one that did not stop by itself
+    assert "has stood still for 5 s and is killed" in (tmp_path / "log").read_text()
 
 
 def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
