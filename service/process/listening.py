@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import resource
 import socket
 import sys
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from typing import Any
 
 from service.errors import StartError
@@ -14,21 +15,23 @@ from service.errors import StartError
 WAIT, PAUSE = 60.0, 0.05  # seconds for another to load its models, and between two looks whether it has
 
 
-def claim(port: int) -> socket.socket:
+def claim(port: int) -> ExitStack:
     """Of all who start at once one has it, from before it binds until it listens: so long TCP lets each of them bind. The others
     wait, and then find the port taken, or not, if it is another address's.
 
     A name that ends with its process, and is the network's, as ports are; where there are no such names nothing is claimed.
     """
-    claimed = socket.socket(socket.AF_UNIX)
+    claimed = ExitStack()
     until = time.monotonic() + WAIT
     while port and sys.platform == "linux":
         try:
-            claimed.bind(f"\0capserve {port}")
+            claimed.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0capserve {port}")
             break
         except OSError as error:
+            claimed.close()
+            if error.errno != errno.EADDRINUSE:
+                break
             if time.monotonic() > until:
-                claimed.close()
                 raise StartError(f"another capserve has been about to listen on port {port} for {WAIT:g} s") from error
             time.sleep(PAUSE)
     return claimed

@@ -9,10 +9,9 @@ import logging
 import multiprocessing
 import os
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from ctypes import Array, c_ulong
 from dataclasses import dataclass
 from multiprocessing import resource_tracker
@@ -61,7 +60,7 @@ class _Worker:
 
 
 class _Supervisor:
-    def __init__(self, settings: Settings, work: Work, address: tuple[str, int], claim: socket.socket) -> None:
+    def __init__(self, settings: Settings, work: Work, address: tuple[str, int], claim: ExitStack) -> None:
         self._settings, self._work, self._address, self._claim = settings, work, address, claim
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []

@@ -1,4 +1,6 @@
 import asyncio
+import errno
+import os
 import signal
 import socket
 import sys
@@ -93,6 +95,18 @@ def test_the_next_may_start_while_one_still_answers_what_it_accepted(tmp_path: P
             slow.sendall(bytes(100))
             assert slow.recv(100).startswith(b"HTTP/1.1 415")
         assert before.wait(10) == 0
+
+
+@pytest.mark.parametrize("fault", [errno.EAFNOSUPPORT, errno.EACCES])
+def test_where_there_is_nothing_to_claim_with_it_starts_without(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
+    """As under systemd's RestrictAddressFamilies."""
+
+    def forbidden(_: int) -> socket.socket:
+        raise OSError(fault, os.strerror(fault))
+
+    monkeypatch.setattr(socket, "socket", forbidden)
+    with listening.claim(8000):
+        pass
 
 
 def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, CapsNet]) -> None:
