@@ -14,7 +14,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +25,17 @@ from training.routing import ROUTINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    status = _run(arguments)
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # by torchrun
+        # gloo's threads outlive their group, and one that meets an interpreter which takes itself apart aborts the process.
+        with suppress(OSError):
+            sys.stdout.flush()
+            sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     # Before torch is imported: its threads then sleep when they wait for each other. Those that spin are no faster alone on a
     # machine, and beside one busy process they keep from the processor the very thread they wait for.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
