@@ -26,7 +26,7 @@ from training.routing import ROUTINGS
 
 def main(arguments: Sequence[str] | None = None) -> int:
     status = _run(arguments)
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1:  # by torchrun
+    if os.environ.get("WORLD_SIZE", "1") != "1":  # one of several processes, by torchrun
         # gloo's threads outlive their group, and one that meets an interpreter which takes itself apart aborts the process.
         with suppress(OSError):
             sys.stdout.flush()

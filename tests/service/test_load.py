@@ -100,7 +100,7 @@ def test_twice_the_capacity(narrow: Bottleneck):
 
 
 def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
-    """Thousands of refusals a second left the threads that decode no turn of the interpreter: a twentieth was answered."""
+    """Thousands of refusals a second leave the threads that decode few turns of the interpreter; from faster clients, none."""
     raw, seconds, crowd = request("/predict", LARGE), 4.0, 400
 
     async def answers(server: Process, clients: int) -> Counter[int]:

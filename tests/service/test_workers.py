@@ -128,7 +128,7 @@ SOON_KILLED = """
 import sys
 from service.__main__ import main
 from service.process import workers
-workers.STILL = 2.0
+workers.STILL = 3.0
 if __name__ == "__main__":
     sys.exit(main(["serve", "--port", "0", "--workers", "2", "--linger", "0", "--drain", "8"]))
 """
@@ -136,7 +136,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def soon_killed(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Two workers whose supervisor waits two seconds for a sign of life of theirs, ready."""
+    """Two workers whose supervisor waits three seconds for a sign of life of theirs, ready."""
     script = tmp_path / "server.py"
     script.write_text(SOON_KILLED)
     with launched(tmp_path / "log", [sys.executable, str(script)]) as process:
@@ -149,7 +149,7 @@ def test_a_worker_that_stands_still_is_replaced(soon_killed: subprocess.Popen[by
     """Half of all new connections would wait for it."""
     log, (still, other) = tmp_path / "log", workers_of(soon_killed)
     os.kill(still, signal.SIGSTOP)
-    appears(log, f"worker {still} has stood still for 2 s and is killed")
+    appears(log, f"worker {still} has stood still for 3 s and is killed")
     appears(log, f"worker {still} died with status -9; another in 0.5 s")
     appears(log, "ready: tiny", 3)
     assert other in workers_of(soon_killed)
