@@ -128,9 +128,9 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
 
 
 def _variant(made: Bundle, wanted: WantedVariant, device: Device) -> Variant:
-    """auto: int8 where it is faster, on CPUs that multiply int8; fp32 on CUDA."""
+    """auto: int8 where it is faster; fp32 on CUDA."""
     if wanted == "auto":
-        return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.multiplies_int8() else "fp32"
+        return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.is_faster_in_int8() else "fp32"
     if wanted not in made.manifest.variants:
         has = ", ".join(made.manifest.variants)
         raise StartError(f"CAPSERVE_VARIANT={wanted}, but model {made.manifest.name} has only {has}; set it to auto")

@@ -154,11 +154,15 @@ def pieces(rows: int) -> list[slice]:
 def _options(threads: int) -> Any:
     options = runtime.options(threads)
     options.enable_mem_pattern = False  # a plan of the memory for each batch size saves no time here, and holds its own block
-    if not cpus.multiplies_int8():
-        # Sums of int8 products saturate there, and a network that tells digits apart no longer does. As written, the graph
-        # multiplies in float what was rounded to int8: the same numbers as elsewhere, at the pace of float32.
-        options.add_session_config_entry("session.disable_quant_qdq", "1")
+    sum_exactly(options)
     return options
+
+
+def sum_exactly(options: Any) -> None:
+    """Where sums of int8 products would saturate, and a network that tells digits apart no longer would: by kernels that widen
+    first, for the same numbers as elsewhere. They are slower, so not where nothing saturates."""
+    if not cpus.has_dot_products():
+        options.add_session_config_entry("session.x64quantprecision", "1")
 
 
 def _open(path: Path, threads: int) -> Any:

@@ -29,7 +29,7 @@ class Settings(BaseSettings):
     port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any that is free")
     models: Path = Field(CHECKOUT / "models", description="folder with a bundle in each of its subfolders")
     model: str | None = Field(None, description="model when a request names none; compact, or else the first by name")
-    variant: WantedVariant = Field("auto", description="encoder to run; auto is int8 where a CPU has VNNI")
+    variant: WantedVariant = Field("auto", description="encoder to run; auto is int8 where a CPU is faster in it")
     device: WantedDevice = Field("auto", description="auto is CUDA where it works; cuda does not start without")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
     cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for a graph; a model has two")

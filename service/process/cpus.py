@@ -9,7 +9,8 @@ from pathlib import Path
 
 MEMBERSHIP, CGROUPS = Path("/proc/self/cgroup"), Path("/sys/fs/cgroup")
 CPUINFO = Path("/proc/cpuinfo")
-INT8_FLAGS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})  # x86's and ARM's int8 dot products
+DOT_PRODUCTS = frozenset({"avx512_vnni", "avx_vnni", "asimddp"})  # of int8, x86's and ARM's
+FASTER_IN_INT8 = DOT_PRODUCTS | {"avx2"}
 
 
 def available() -> int:
@@ -19,14 +20,21 @@ def available() -> int:
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
 
 
-def multiplies_int8() -> bool:
-    """Whether int8 is faster than float32 here. Without such instructions it is no faster, or wrong: AVX2's sums saturate."""
+def is_faster_in_int8() -> bool:
+    return not FASTER_IN_INT8.isdisjoint(_flags())
+
+
+def has_dot_products() -> bool:
+    """Of int8. AVX2 has none, and in what stands for them there sums of two products saturate."""
+    return not DOT_PRODUCTS.isdisjoint(_flags())
+
+
+def _flags() -> list[str]:
     try:
         lines = CPUINFO.read_text().splitlines()
     except OSError:
-        return False
-    flags = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    return not INT8_FLAGS.isdisjoint(flags.split())
+        return []  # no Linux
+    return next((line for line in lines if line.startswith(("flags", "Features"))), "").split()
 
 
 def _quota() -> float | None:

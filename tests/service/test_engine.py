@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import onnxruntime as ort
 import pytest
 
@@ -27,7 +28,7 @@ from tests.service.processes import ROOT
 
 CPU = {"threads": 1, "cuda_memory": 1, "cuda_graphs": False}
 CPUINFO = Path("/proc/cpuinfo")
-SATURATES = CPUINFO.exists() and " avx2" in CPUINFO.read_text() and not cpus.multiplies_int8()
+SATURATES = CPUINFO.exists() and " avx2" in CPUINFO.read_text() and not cpus.has_dot_products()
 
 
 def test_pictures_of_its_own_prototypes_are_recognised(net: CapsNet) -> None:
@@ -127,8 +128,8 @@ def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     for variant in ("fp32", "int8"):
         assert engine.load(made, variant, device).variant == variant  # type: ignore[arg-type]
-    for vnni, expected in ((True, "int8"), (False, "fp32")):
-        monkeypatch.setattr(cpus, "multiplies_int8", lambda vnni=vnni: vnni)
+    for faster, expected in ((True, "int8"), (False, "fp32")):
+        monkeypatch.setattr(cpus, "is_faster_in_int8", lambda faster=faster: faster)
         assert engine._variant(made, "auto", device) == expected
 
 
@@ -145,6 +146,16 @@ def test_int8_is_the_same_on_every_processor() -> None:
     np.testing.assert_allclose(lengths, expected, atol=0.01)
 
 
+@pytest.mark.parametrize("dot_products", [True, False])
+def test_convolutions_of_int8_are_computed_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot_products: bool) -> None:
+    """And not as they are written, rounded to int8 and multiplied in float."""
+    monkeypatch.setattr(cpus, "has_dot_products", lambda: dot_products)
+    options = sessions._options(1)
+    options.optimized_model_filepath = str(tmp_path / "at_work.onnx")
+    ort.InferenceSession(bundle.read(TINY).encoder("int8"), options, providers=["CPUExecutionProvider"])
+    assert "QLinearConv" in {node.op_type for node in onnx.load(tmp_path / "at_work.onnx").graph.node}
+
+
 @pytest.mark.skipif(not SATURATES, reason="sums of int8 products do not saturate on this processor")
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "models").glob("*/encoder.int8.onnx")))
 def test_sums_that_saturate_do_no_harm_or_a_replay_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +163,7 @@ def test_sums_that_saturate_do_no_harm_or_a_replay_notices(name: str, monkeypatc
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     sound = engine.load(made, "int8", device)
     assert sound.replay < 0.002
-    monkeypatch.setattr(cpus, "multiplies_int8", lambda: True)  # so its int8 kernels are used after all
+    monkeypatch.setattr(cpus, "has_dot_products", lambda: True)  # so that they saturate after all
     try:
         saturating = engine.load(made, "int8", device)
     except BundleError:  # noticed: all else is as it was when it loaded
@@ -466,16 +477,24 @@ def test_threads_are_what_the_first_version_of_cgroups_leaves(cgroups: Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("text", "expected"),
-    [("flags\t\t: fpu avx512_vnni", True), ("Features\t: asimd asimddp", True), ("flags\t\t: fpu avx2", False), ("", False)],
+    ("text", "faster", "dot_products"),
+    [
+        ("flags\t\t: fpu avx2 avx512_vnni", True, True),
+        ("Features\t: asimd asimddp", True, True),
+        ("Features\t: asimd", False, False),
+        ("flags\t\t: fpu avx2", True, False),
+        ("flags\t\t: fpu avx", False, False),
+        ("", False, False),
+    ],
 )
-def test_int8_is_for_processors_that_multiply_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, expected: bool
+def test_int8_is_for_processors_that_are_faster_in_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, faster: bool, dot_products: bool
 ) -> None:
     monkeypatch.setattr(cpus, "CPUINFO", tmp_path / "cpuinfo")
-    assert cpus.multiplies_int8() is False
+    assert not cpus.is_faster_in_int8()
+    assert not cpus.has_dot_products()
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{text}\n")
-    assert cpus.multiplies_int8() is expected
+    assert (cpus.is_faster_in_int8(), cpus.has_dot_products()) == (faster, dot_products)
 
 
 def test_the_runtime_tells_its_makers_nothing(tmp_path: Path) -> None:
