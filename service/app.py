@@ -23,6 +23,7 @@ from service.state import Service
 from service.web import problems
 from service.web.bodies import Bodies
 from service.web.envelope import OPEN_PATHS, Envelope
+from service.web.refusals import Refusals
 from service.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
@@ -54,7 +55,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         redirect_slashes=False,  # Starlette would send clients to http:, behind a proxy for https too, and their keys with them
         telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py has ours, without what queries hold
     )
-    service = app.state.service = Service(settings, serving, metrics, crew, bodies, siblings or Siblings())
+    service = app.state.service = Service(settings, serving, metrics, crew, bodies, Refusals(), siblings or Siblings())
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, service=service, tracing=tracing)

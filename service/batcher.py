@@ -110,6 +110,12 @@ class Batcher:
         """Images that wait for the model."""
         return self._accepted - self._taken
 
+    @property
+    def limit(self) -> int:
+        """Images that may wait, as far as one can foresee: of more some would wait too long."""
+        in_time = self._pace.pieces(self._max_wait) * self._max_batch * self._runners
+        return max(1, int(min(in_time, self.max_queue)))
+
     def start(self) -> None:
         self._loop = asyncio.get_running_loop()
         for number in range(self._runners):

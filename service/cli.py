@@ -38,7 +38,8 @@ def run(arguments: Sequence[str] | None) -> int:
     except ValidationError as error:
         for sentence in faults.sentences(Settings, error, "settings"):
             name, _, what = sentence.partition(":")
-            _tell(f"{PREFIX}{name.upper()}:{what}", _logs_json(flags))
+            typed = _flag(name) if flags.get(name) is not None else f"{PREFIX}{name.upper()}"
+            _tell(f"{typed}:{what}", _logs_json(flags))
     except (BundleError, StartError) as error:
         _tell(str(error), as_json=False)  # serve has logged its own
     return 2
@@ -84,5 +85,9 @@ def _flags(names: Sequence[str]) -> argparse.ArgumentParser:
         field = Settings.model_fields[name]
         told = f"{field.description} (default: {field.default})".replace("%", "%%")
         kind: dict[str, Any] = {"action": argparse.BooleanOptionalAction} if field.annotation is bool else {"metavar": "VALUE"}
-        flags.add_argument(f"--{name.replace('_', '-')}", default=None, help=told, **kind)
+        flags.add_argument(_flag(name), default=None, help=told, **kind)
     return flags
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"

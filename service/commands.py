@@ -35,17 +35,16 @@ def serve(settings: Settings) -> int:
         return workers.run(settings, work) if several else _serve(settings)
     except (BundleError, StartError) as error:
         logger.error("%s", error)  # in the format that whoever reads the log expects
-        return workers.CANNOT_START
+        return _unless_something_hangs(workers.CANNOT_START)
 
 
 def _serve(settings: Settings) -> int:
     """In this process."""
     from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
-    claim = listening.claim(settings.port)
-    with claim, listening.bind(settings.host, settings.port) as listener:
+    with listening.bind(settings.host, settings.port) as listener:
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        status = server.serve(settings, listener, beat=claim.close)  # at the first
+        status = server.serve(settings, listener)
     return _unless_something_hangs(status)
 
 
@@ -66,7 +65,7 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
         sys.exit(_unless_something_hangs(status))
     except (BundleError, StartError) as error:
         logger.error("%s", error)
-        sys.exit(workers.CANNOT_START)
+        sys.exit(_unless_something_hangs(workers.CANNOT_START))
 
 
 def check(settings: Settings) -> int:

@@ -23,10 +23,6 @@ from service.pace import Pace
 
 T = TypeVar("T")
 
-# Refusals a second, beyond which each is held back, and seconds that one is held at most. Whoever is refused may ask again at
-# once; thousands of refusals a second leave the threads here no turn of the interpreter, and nobody would be answered.
-REFUSALS, HELD = 500, 0.5
-
 LATE = "the deadline passed before a picture was decoded or drawn; send a smaller one, or ask again later"
 
 
@@ -44,7 +40,10 @@ class Crew:
         self._jobs = 0
         self._waiting: dict[_Errand, None] = {}  # and those at work, as they came
         self._coming = 0  # that requests which were let in will still bring
-        self._next_refusal = 0.0  # time.monotonic()
+
+    @property
+    def at_work(self) -> bool:
+        return self._jobs > 0
 
     def admit(self) -> None:
         """Raises Busy where a job that comes now would find too many before it."""
@@ -58,15 +57,6 @@ class Crew:
                 "ask again after the seconds in Retry-After",
                 "crew",
             )
-
-    async def hold_back(self) -> None:
-        """Before a refusal is sent: for a while, where there are many and threads at work."""
-        now = time.monotonic()
-        if self._jobs and (held := self._next_refusal - now) > 0:
-            self._next_refusal = min(self._next_refusal + 1 / REFUSALS, now + HELD)
-            await asyncio.sleep(held)
-        else:
-            self._next_refusal = now + 1 / REFUSALS
 
     @contextmanager
     def line(self, pictures: int = 1) -> Iterator[Line]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 LATEST = 0.1  # the weight of the last piece; what was twenty ago no longer counts
@@ -14,6 +15,10 @@ class Pace:
 
     def took(self, seconds: float) -> None:
         self.seconds += (seconds - self.seconds) * (LATEST if self.seconds else 1.0)
+
+    def pieces(self, seconds: float) -> float:
+        """How many are done in so long."""
+        return seconds / self.seconds if self.seconds else math.inf
 
     def too_long(self, pieces: float, waited: float, most: float) -> float:
         """Seconds until these are done, one after the other, if they are more than `most` and somebody has `waited` for nearly as

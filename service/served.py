@@ -139,7 +139,7 @@ class Served:
     def measure(self) -> None:
         for graph, batcher in (("encoder", self._encodings), ("decoder", self._drawings)):
             self._metrics.queue_images.labels(self.manifest.name, graph).set(batcher.queued)
-            self._metrics.queue_limit.labels(self.manifest.name, graph).set(batcher.max_queue)
+            self._metrics.queue_limit.labels(self.manifest.name, graph).set(batcher.limit)
 
     async def _perceive(self, images: Array, complete: float, drawn: bool) -> tuple[Perception, Stages]:
         answer = await self._encodings.submit(images, np.full(len(images), drawn), deadline=complete + self._deadline)

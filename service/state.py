@@ -12,6 +12,7 @@ from service.metrics import Metrics
 from service.process.siblings import Siblings
 from service.settings import Settings
 from service.web.bodies import Bodies
+from service.web.refusals import Refusals
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class Service:
     metrics: Metrics
     crew: Crew
     bodies: Bodies
+    refusals: Refusals
     siblings: Siblings
 
     def measure(self) -> None:

@@ -13,26 +13,39 @@ import dataclasses
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from typing import Never
 
 from service.manifest import BundleError
+from training import torchrun
 from training.config import PRESETS, Training, preset
 from training.errors import StoppedError, TrainingError
 from training.routing import ROUTINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    status = _run(arguments)
-    if os.environ.get("WORLD_SIZE", "1") != "1":  # one of several processes, by torchrun
-        # gloo's threads outlive their group, and one that meets an interpreter which takes itself apart aborts the process.
-        with suppress(OSError):
-            sys.stdout.flush()
-            sys.stderr.flush()
+    return _run_to_the_end(arguments) if torchrun.several() else _run(arguments)
+
+
+def _run_to_the_end(arguments: Sequence[str] | None) -> Never:
+    """As one of several processes: gloo's threads outlive their group, and one that meets an interpreter which takes itself apart
+    aborts the process."""
+    status = 1
+    try:
+        status = _run(arguments)
+    except SystemExit as end:  # argparse's
+        status = end.code if isinstance(end.code, int) else 1
+    except Exception:
+        traceback.print_exc()
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError, AttributeError):  # where it is closed, or was from the start
+                stream.flush()
         os._exit(status)
-    return status
 
 
 def _run(arguments: Sequence[str] | None) -> int:

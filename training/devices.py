@@ -15,6 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from training import torchrun
 from training.errors import SettingError, UnknownNameError
 
 M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # malloc.h
@@ -56,7 +57,7 @@ class Place:
 @contextmanager
 def place() -> Iterator[Place]:
     """This process's place, from what torchrun says in the environment."""
-    world, local = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("LOCAL_RANK", 0))
+    world, local = torchrun.world(), torchrun.local_rank()
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
         if local >= torch.cuda.device_count():

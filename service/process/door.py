@@ -17,7 +17,12 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections in the kernel's queue
 A_TURN = 100  # connections let in before others have their turn
 PAUSE = 1.0  # seconds until somebody else may have left, where there is no room for one more
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+# Faults of the one connection that would have been next, as accept(2) lists them; all others are ours, and last.
+ITS_OWN = (
+    *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT),
+    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT),
+)
+NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 
 class Door:
@@ -37,10 +42,11 @@ class Door:
         if self._full is not None:
             self._full.cancel()
         self._loop.remove_reader(self._listener)
-        if error := self._let_some_in(BACKLOG):
+        if error := self._let_some_in(BACKLOG + 1):  # as many as Linux lets wait
             logger.error("connections that waited are reset, since no more can be taken (%s)", error.strerror)
         self._listener.close()
-        await asyncio.gather(*self._coming)
+        if self._coming:
+            await asyncio.wait(self._coming)
 
     def _watch(self) -> None:
         self._full = None
@@ -48,21 +54,21 @@ class Door:
 
     def _answer_the_door(self) -> None:
         if error := self._let_some_in(A_TURN):
-            logger.error("connections wait, since no more can be taken (%s); raise the limit, as with ulimit -n", error.strerror)
+            advice = "; raise the limit, as with ulimit -n" if error.errno in NO_FILES else ""
+            logger.error("connections wait, since no more can be taken (%s)%s", error.strerror, advice)
             self._loop.remove_reader(self._listener)
             self._full = self._loop.call_later(PAUSE, self._watch)
 
     def _let_some_in(self, most: int) -> OSError | None:
-        """What there is no room for, if that is so: each connection is an open file, and a process may have only so many."""
+        """Why no more can be, if that is so: each connection is an open file, say, and a process may have only so many."""
         for _ in range(most):
             try:
                 self._let_in(self._listener.accept()[0])
             except BlockingIOError:  # that was all
                 return None
             except OSError as error:
-                if error.errno in NO_ROOM:
+                if error.errno not in ITS_OWN:
                     return error
-                # Else it is this one's, which has gone again, and none of those behind it.
         return None
 
     def _let_in(self, connection: socket.socket) -> None:

@@ -6,34 +6,26 @@ import errno
 import resource
 import socket
 import sys
-import time
 from contextlib import ExitStack, suppress
 from typing import Any
 
 from service.errors import StartError
 
-WAIT, PAUSE = 60.0, 0.05  # seconds for another to load its models, and between two looks whether it has
 
-
-def claim(port: int) -> ExitStack:
-    """Of all who start at once one has it, from before it binds until it listens: so long TCP lets each of them bind. The others
-    wait, and then find the port taken, or not, if it is another address's.
+def claim(host: str, port: int) -> ExitStack:
+    """A port, on whatever address, for whoever starts workers there, for as long as it starts any: what workers share TCP lets
+    another's share too, whenever none of them listens.
 
     A name that ends with its process, and is the network's, as ports are; where there are no such names nothing is claimed.
     """
     claimed = ExitStack()
-    until = time.monotonic() + WAIT
-    while port and sys.platform == "linux":
+    if sys.platform == "linux":
         try:
             claimed.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0capserve {port}")
-            break
         except OSError as error:
             claimed.close()
-            if error.errno != errno.EADDRINUSE:
-                break
-            if time.monotonic() > until:
-                raise StartError(f"another capserve has been about to listen on port {port} for {WAIT:g} s") from error
-            time.sleep(PAUSE)
+            if error.errno == errno.EADDRINUSE:
+                raise cannot_listen(host, port, error) from error
     return claimed
 
 

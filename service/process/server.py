@@ -30,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds from one to the next
 UNASKED = 1.0  # seconds after the door's closing for a request of those who came last
+ORPHANED = "the process that started this worker is gone"
 
 
 class Server(uvicorn.Server):
@@ -47,16 +48,24 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup([])
-        self._door = Door(self._listener, self._protocol)
         try:
-            self._door.open()
-        except OSError as error:  # another program listens there since we have bound it
-            await self.lifespan.shutdown()
-            raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
+            self._open_the_door()
+        except StartError:
+            await self.lifespan.shutdown()  # else it would be cancelled, and logged as a fault
+            raise
         self._beating = asyncio.create_task(self._beat_on())
         if siblings.reload_on_hangup():
             asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
             siblings.let_hangups_in()
+
+    def _open_the_door(self) -> None:
+        if not _supervised():
+            raise StartError(ORPHANED)  # the next may have the port by now
+        self._door = Door(self._listener, self._protocol)
+        try:
+            self._door.open()
+        except OSError as error:  # another program listens there since we have bound it
+            raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
 
     async def _beat_on(self) -> None:
         """To the very end, whatever else this loop waits for."""
@@ -107,23 +116,22 @@ class Server(uvicorn.Server):
         return any(isinstance(each, Protocol) and each.begins for each in self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
-        supervisor = multiprocessing.parent_process()
-        if self._closing is None and supervisor is not None:
-            self._end_if_useless(supervisor.is_alive())
+        if self._closing is None and multiprocessing.parent_process() is not None:
+            self._end_if_useless()
         if self._closing is not None and time.monotonic() >= self._closing and not self.should_exit:
             logger.info("told to stop: finishing what was accepted")
             self.should_exit = True
         return await super().on_tick(counter)
 
-    def _end_if_useless(self, supervised: bool) -> None:
+    def _end_if_useless(self) -> None:
         """As a worker whom nobody would replace or stop, or whom another would do better than.
 
         Nobody outside could tell whose model fails: /healthz is of whichever worker is asked. One that never was ready stays:
         where a model is broken for good another process would not help, and the other models are still answered.
         """
         self._was_ready = self._was_ready or self._catalogue.ready
-        if not supervised:
-            logger.error("the process that started this worker is gone: stopping")
+        if not _supervised():
+            logger.error("%s: stopping", ORPHANED)
         elif self._was_ready and not self._catalogue.alive:
             logger.error("a model hangs, or fails again and again: this worker ends, for another to take its place")
             self.status = siblings.REPLACE_ME
@@ -132,7 +140,13 @@ class Server(uvicorn.Server):
         self.handle_exit(signal.SIGTERM, None)
 
 
-def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
+def _supervised() -> bool:
+    """Or nobody's worker."""
+    supervisor = multiprocessing.parent_process()
+    return supervisor is None or supervisor.is_alive()
+
+
+def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None] = lambda: None) -> int:
     """Serves on a bound socket until it is told to stop, and gives the exit status; from when it answers there it beats."""
     allocator.return_large_blocks()
     interpreter.take_short_turns()

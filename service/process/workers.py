@@ -6,6 +6,7 @@ Loads no model itself.
 from __future__ import annotations
 
 import logging
+import math
 import multiprocessing
 import os
 import signal
@@ -35,6 +36,7 @@ LOOK = 0.2  # seconds between two looks at the workers
 STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
 STILL_AT_END = 5.0  # the same of one that was told to stop
 SLOW = 60.0  # seconds to start in, after which the log says that it takes long
+STUCK = 300.0  # the same, after which a worker is killed, if others did start
 
 Beats = Array[c_ulong]  # of the workers, by place, from when they listen
 Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
@@ -42,11 +44,11 @@ Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place fro
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
-    claim = listening.claim(settings.port)
-    with claim, tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
+    with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         address = listening.numbers(reserved.getsockname())
-        logger.info("%d workers on %s", settings.workers, listening.url(address))
-        return _Supervisor(settings, work, address, claim).run()
+        with listening.claim(*address) as claim:
+            logger.info("%d workers on %s", settings.workers, listening.url(address))
+            return _Supervisor(settings, work, address, claim).run()
 
 
 @dataclass
@@ -55,7 +57,7 @@ class _Worker:
     process: SpawnProcess
     started: float  # time.monotonic()
     beats: int  # when last looked at
-    alive: bool = False  # a beat of its own has been seen
+    listens: bool = False  # a beat of its own has been seen
     still: int = 0  # looks since the last; where all of us stood still, as in a container that is paused, there were none
 
 
@@ -90,9 +92,7 @@ class _Supervisor:
                 return self._stopping
             ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
             if not ended:  # else the next look may come at once, and again, until the kernel is done with those
-                self._kill_the_still(STILL)
-            if any(self._beats):
-                self._claim.close()
+                self._kill_the_still(STILL, STUCK if any(self._beats) else math.inf)
         return True
 
     def _reload(self, *_: object) -> None:
@@ -112,18 +112,20 @@ class _Supervisor:
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic(), self._beats[place]))
 
-    def _kill_the_still(self, most: float) -> None:
-        """Whose event loop has not turned for so many seconds: nothing else would tell, and nobody outside chooses another."""
+    def _kill_the_still(self, most: float, to_start: float = math.inf) -> None:
+        """Whose event loop has not turned for so many seconds, or not yet: nothing else would tell, and nobody outside chooses
+        another."""
         for worker in self._workers:
             if (beats := self._beats[worker.place]) != worker.beats:
-                worker.beats, worker.alive, worker.still = beats, True, 0
+                worker.beats, worker.listens, worker.still = beats, True, 0
                 continue
             worker.still += 1
-            if worker.alive and worker.still > most / LOOK:
-                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
+            bound = most if worker.listens else to_start
+            if worker.still > bound / LOOK:
+                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, bound)
                 worker.process.kill()
                 worker.still = 0  # one that waits for a disk, say, dies only later
-            elif not worker.alive and worker.still == SLOW / LOOK:
+            elif not worker.listens and worker.still == SLOW / LOOK:
                 logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
 
     def _bury(self) -> bool:
@@ -165,13 +167,14 @@ class _Supervisor:
         return True
 
     def _end(self) -> int:
+        self._claim.close()
         processes = [worker.process for worker in self._workers]
         for process in processes:
             process.terminate()
         until = time.monotonic() + self._settings.linger + self._settings.drain + MARGIN
         while self._workers and time.monotonic() < until:
             if not wait([worker.process.sentinel for worker in self._workers], timeout=LOOK):
-                self._kill_the_still(STILL_AT_END)
+                self._kill_the_still(STILL_AT_END, STILL_AT_END)
             self._workers = [worker for worker in self._workers if worker.process.is_alive()]
         for process in processes:
             if process.is_alive():

@@ -4,6 +4,7 @@ ask for is limited, and so is the sum."""
 from __future__ import annotations
 
 from service.errors import Busy
+from service.visits import Visit
 
 
 class Bodies:
@@ -12,12 +13,14 @@ class Bodies:
         self.held = 0
         self.unread = 0
 
-    def take(self, size: int) -> None:
+    def take(self, visit: Visit, size: int) -> None:
         self.admit(size)
         self.held += size
+        visit.holds += size
 
-    def release(self, size: int) -> None:
-        self.held -= size
+    def release(self, visit: Visit) -> None:
+        self.held -= visit.holds
+        visit.holds = 0
 
     def admit(self, size: int = 0) -> None:
         """Raises Busy when that many more would be too many."""

@@ -42,8 +42,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
             async for chunk in request.stream():
                 if visit.holds + len(chunk) > max_body:
                     raise TooLarge(_too_large(max_body))
-                bodies.take(len(chunk))
-                visit.holds += len(chunk)
+                bodies.take(visit, len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None

@@ -54,8 +54,7 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] += self._headers(visit)
-                self._bodies.release(visit.holds)  # now: sending lasts as long as the client likes
-                visit.holds = 0
+                self._bodies.release(visit)  # now: sending lasts as long as the client likes
             await send(message)
 
         try:
@@ -72,7 +71,7 @@ class Envelope:
                 scope, receive, stamped
             )
         finally:
-            self._bodies.release(visit.holds)
+            self._bodies.release(visit)
             self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
 
     def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:

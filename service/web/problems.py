@@ -10,6 +10,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from service import visits
 from service.errors import Busy, ServiceError
 from service.state import Service
 
@@ -35,7 +36,9 @@ async def on_service_error(request: Request, error: Exception) -> Response:
     service.metrics.refused(error)
     if isinstance(error, Busy):
         error.__traceback__ = None  # it holds the frames, and with them the body
-        await service.crew.hold_back()
+        service.bodies.release(visits.of(request.scope))
+        if service.crew.at_work:
+            await service.refusals.turn()
     return of(error)
 
 

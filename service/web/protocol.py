@@ -25,7 +25,7 @@ from service.web.problems import REFUSED
 logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
-HANDSHAKE = b"\x16\x03"  # with which TLS begins
+HANDSHAKE = b"\x16"  # with which TLS begins
 LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
 
 
@@ -90,7 +90,7 @@ class Protocol(HttpToolsProtocol):
                     raise MalformedRequest(
                         "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
                     ) from None
-                if data.startswith(HANDSHAKE):
+                if self.cycle is None and data.startswith(HANDSHAKE):
                     raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
                 if isinstance(error, httptools.HttpParserInvalidMethodError):
                     raise MalformedRequest("expected a method of HTTP, as GET or POST, in capitals") from None

@@ -249,11 +249,14 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
             house.batcher.admit()
 
     told = r"\d+ images are waiting already, for about \d\.\d s, and nobody is to wait longer than 0.4 s"
+    assert house.batcher.limit == 1_000
     with pytest.raises(Busy, match=told) as refused:
         await keeps_coming()
     assert refused.value.reason == "full"
     assert len(taken) > 8  # eight would be done in time
+    assert 2 <= house.batcher.limit <= 16 < house.batcher.queued  # sixteen images
     await asyncio.gather(*taken)
+    assert house.batcher.limit == 1_000
     crowd = []
     for _ in range(40):  # what was before it is over
         house.batcher.admit()

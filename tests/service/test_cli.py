@@ -71,9 +71,10 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ([], {"CAPSERVER_API_KEY": "secret"}, "CAPSERVE_API_KEY: expected under this name, found CAPSERVER_API_KEY"),
         ([], {"CAPSERVE_PROT": "80"}, "CAPSERVE_PROT: there is no such setting; expected CAPSERVE_PORT"),
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
-        (["--max-batch", "0"], {}, "CAPSERVE_MAX_BATCH: expected a whole number from 1 to 1024, found 0"),
-        (["--threads", "100000"], {}, "CAPSERVE_THREADS: expected a whole number from 1 to 1024, found 100000"),
+        (["--max-batch", "0"], {}, "capserve: --max-batch: expected a whole number from 1 to 1024, found 0"),
+        (["--threads", "100000"], {}, "capserve: --threads: expected a whole number from 1 to 1024, found 100000"),
         (["--por", "9100"], {}, "unrecognized arguments: --por 9100"),
+        (["--port", "bad"], {"CAPSERVE_MAX_WAIT": "-1"}, "CAPSERVE_MAX_WAIT: expected"),
         ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
         (
             [],
@@ -103,7 +104,7 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("flag", "told"),
-    [("--models=/nonexistent", "expected a folder of bundles"), ("--max-batch=0", "CAPSERVE_MAX_BATCH: expected a whole number")],
+    [("--models=/nonexistent", "expected a folder of bundles"), ("--max-batch=0", "--max-batch: expected a whole number")],
 )
 def test_a_log_in_json_ends_in_json_too(flag: str, told: str) -> None:
     ended = run("serve", flag, CAPSERVE_LOG_FORMAT="json")

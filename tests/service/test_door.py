@@ -127,6 +127,23 @@ def test_one_who_has_gone_again_takes_nobody_with_it(closing: bool, fault: int, 
     assert caplog.messages == []
 
 
+def test_where_none_can_be_let_in_any_more_it_looks_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+    """And does not keep the processor busy with it."""
+
+    async def evening(listener: CrowdedSocket) -> None:
+        door = Door(listener, asyncio.Protocol)
+        door.open()
+        with socket.create_connection(listener.getsockname()):
+            await asyncio.sleep(0.2)
+            assert caplog.messages == ["connections wait, since no more can be taken (Invalid argument)"]
+            assert len(listener.reasons) == 8
+            await door.close()
+
+    with CrowdedSocket([errno.EINVAL] * 9) as listener:
+        listener.bind(("127.0.0.1", 0))
+        uvloop.run(evening(listener))
+
+
 class CrowdedSocket(socket.socket):
     """Where accepting fails so often first, for these reasons."""
 

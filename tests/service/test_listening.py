@@ -1,10 +1,11 @@
 import asyncio
 import errno
+import logging
 import os
+import shutil
 import signal
 import socket
 import sys
-import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,7 +18,7 @@ from service.errors import StartError
 from service.process import listening
 from service.process.server import Server, configured
 from service.process.workers import CANNOT_START
-from tests.service.conftest import reaching, settings, wait_until_ready
+from tests.service.conftest import TINY, reaching, settings, wait_until_ready
 from tests.service.launching import CAPSERVE, appears, launched, workers_of
 from tests.service.processes import free_port
 from tests.service.test_door import is_closed
@@ -58,7 +59,6 @@ def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts:
         assert lost.returncode == CANNOT_START
         told = (tmp_path / name).read_text()
         assert f"cannot listen on {hosts[int(name)]}:{port}: Address already in use" in told
-        assert "ready:" not in told
         assert "Traceback" not in told
         with reaching(f"http://127.0.0.1:{port}") as client:
             wait_until_ready(client, 20)
@@ -99,18 +99,103 @@ def test_the_next_may_start_while_one_still_answers_what_it_accepted(tmp_path: P
 
 @pytest.mark.parametrize("fault", [errno.EAFNOSUPPORT, errno.EACCES])
 def test_where_there_is_nothing_to_claim_with_it_starts_without(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
-    """As under systemd's RestrictAddressFamilies."""
+    """As under systemd's RestrictAddressFamilies, or on a Mac."""
 
     def forbidden(_: int) -> socket.socket:
         raise OSError(fault, os.strerror(fault))
 
     monkeypatch.setattr(socket, "socket", forbidden)
-    with listening.claim(8000):
+    with listening.claim("127.0.0.1", 8000):
         pass
 
 
-def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, CapsNet]) -> None:
-    wanted, before = settings(), set(threading.enumerate())
+def test_who_has_lost_all_its_workers_still_has_its_port(tmp_path: Path) -> None:
+    """For as long as none of them listens another could bind it, and both would answer in turn once they are back."""
+    port, log, models = free_port(), tmp_path / "one", tmp_path / "models"
+    command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", "--workers", "2"]
+    shutil.copytree(TINY, models / "tiny")
+    with launched(log, command, CAPSERVE_MODELS=str(models)) as one:
+        appears(log, "ready: tiny", 2)
+        (models / "tiny/manifest.json").rename(models / "manifest.json")  # so that none comes back for now
+        for each in workers_of(one):
+            os.kill(each, signal.SIGKILL)
+        appears(log, "died with status 2")
+        with launched(tmp_path / "other", command) as other:
+            assert other.wait(20) == CANNOT_START
+        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in (tmp_path / "other").read_text()
+        (models / "manifest.json").rename(models / "tiny/manifest.json")
+        with reaching(f"http://127.0.0.1:{port}") as client:
+            wait_until_ready(client, 40)
+        one.send_signal(signal.SIGTERM)
+        assert one.wait(15) == 0
+
+
+SLOW_TO_LOAD = """
+import sys, time
+from service.__main__ import main
+from service.process import server, workers
+workers.STUCK = 8.0
+configured = server.configured
+def slowly(*arguments):
+    print("loads", file=sys.stderr, flush=True)
+    time.sleep(3)
+    return configured(*arguments)
+server.configured = slowly
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--workers", "2", "--linger", "0", *sys.argv[1:]]))
+"""
+
+
+@pytest.fixture
+def slow_to_load(tmp_path: Path) -> list[str]:
+    """Two workers that take three seconds to load, and are stuck after eight."""
+    (tmp_path / "server.py").write_text(SLOW_TO_LOAD)
+    return [sys.executable, str(tmp_path / "server.py")]
+
+
+def test_workers_whose_supervisor_is_gone_before_they_listen_never_do(slow_to_load: list[str], tmp_path: Path) -> None:
+    """The next capserve may have the port by then."""
+    port, log = free_port(), tmp_path / "log"
+    with launched(log, [*slow_to_load, "--port", str(port)]) as process:
+        appears(log, "loads", 2)
+        process.kill()
+        until(
+            lambda: log.read_text().count("the process that started this worker is gone") == 2 or not is_closed("127.0.0.1", port)
+        )
+        assert is_closed("127.0.0.1", port)
+
+
+def test_a_stop_does_not_wait_for_a_worker_that_stands_still_before_it_listens(slow_to_load: list[str], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with launched(log, [*slow_to_load, "--port", "0"]) as process:
+        appears(log, "loads", 2)
+        (still, _) = workers_of(process)
+        os.kill(still, signal.SIGSTOP)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 1  # as of one that did not stop by itself
+    assert f"worker {still} has stood still for 5 s and is killed" in log.read_text()
+
+
+def test_a_worker_that_stands_still_before_it_listens_is_replaced_where_others_do(
+    slow_to_load: list[str], tmp_path: Path
+) -> None:
+    log = tmp_path / "log"
+    with launched(log, [*slow_to_load, "--port", "0"]) as process:
+        appears(log, "ready: tiny", 2)
+        time.sleep(0.5)  # they listen, and beat, a moment later
+        first, _ = workers_of(process)
+        os.kill(first, signal.SIGKILL)
+        appears(log, "loads", 3)
+        (still,) = set(workers_of(process)) - {first, _}
+        os.kill(still, signal.SIGSTOP)
+        appears(log, f"worker {still} has stood still for 8 s and is killed")
+        appears(log, "ready: tiny", 3)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
+    wanted = settings()
     app = create_app(wanted, nets)
     with listening.bind("127.0.0.1", 0) as listener, socket.socket() as other:
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -119,7 +204,7 @@ def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, Caps
         server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
         with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose another"):
             asyncio.run(server.serve())
-    until(lambda: set(threading.enumerate()) <= before)  # no runner is left, with which a process would not end in peace
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []  # the app's end is no fault
 
 
 def test_as_many_files_are_taken_as_may_be(tmp_path: Path) -> None:

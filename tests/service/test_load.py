@@ -9,7 +9,7 @@ from statistics import median
 import httpx
 import pytest
 
-from service.crew import HELD
+from service.web.refusals import HELD
 from tests.service.conftest import drawn, encoded
 from tests.service.processes import PREDICT, Answer, Connection, Process, ask, process, request
 

@@ -218,9 +218,14 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         (b"post / HTTP/1.1\r\nHost: a\r\n\r\n", "a method of HTTP, as GET or POST, in capitals"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", "found: Invalid character in Content-Length"),
         (b"\x16\x03\x01\x02\x00", "no TLS on this port"),
+        (b"\x16", "no TLS on this port"),
+        (
+            b"POST /predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16\x03\r\n",
+            "found: Invalid character in chunk size",
+        ),
         ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write what else is in it as %C3%A9 for é"),
     ],
-    ids=["no host", "two hosts", "connect", "no method", "small", "length", "tls", "no ascii"],
+    ids=["no host", "two hosts", "connect", "no method", "small", "length", "tls", "its first byte", "chunk", "no ascii"],
 )
 def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: bytes, told: str) -> None:
     answer = said(server, raw)

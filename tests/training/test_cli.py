@@ -55,6 +55,26 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+def test_one_of_many_processes_ends_as_one_alone_does() -> None:
+    """By os._exit: threads that outlive their group, as gloo's do, would abort an interpreter that takes itself apart."""
+    marked = "import atexit, training.__main__ as captrain; atexit.register(print, 'taken apart');"
+    missing = f"{marked} raise SystemExit(captrain.main(['evaluate', '/nonexistent']))"
+    fault = f"{marked} captrain._run = lambda _: 1 // 0; captrain.main()"
+
+    def ended(script: str, world: str, redirected: str = "") -> subprocess.CompletedProcess[str]:
+        command = ["bash", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, script]
+        return subprocess.run(command, env=os.environ | {"WORLD_SIZE": world}, capture_output=True, text=True, cwd=ROOT)
+
+    for world, redirected, after in (("2", "", ""), ("2", ">&-", ""), ("", "", "taken apart\n"), ("1", "", "taken apart\n")):
+        done = ended(missing, world, redirected)
+        assert (done.returncode, done.stdout) == (2, after)
+        assert "/nonexistent" in done.stderr
+        assert "Traceback" not in done.stderr
+    done = ended(fault, "2")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "ZeroDivisionError" in done.stderr
+
+
 def test_threads_that_wait_for_each_other_leave_the_processor_to_others(tmp_path: Path) -> None:
     """As OpenMP itself says it, when torch brings it."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "verbose"}

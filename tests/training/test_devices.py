@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from training import devices
+from training import devices, torchrun
 from training.errors import SettingError
 
 FAULTS = """
@@ -53,6 +53,14 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(SettingError, match="expected a GPU for each process, found 1 for at least 2; lower --nproc-per-node"):
         with devices.place():
             pass
+
+
+def test_how_many_train_together_is_a_number_if_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "")
+    assert (torchrun.several(), torchrun.world()) == (False, 1)
+    monkeypatch.setenv("WORLD_SIZE", "two")
+    with pytest.raises(SettingError, match="expected a number in WORLD_SIZE, as torchrun sets it, found 'two'"):
+        torchrun.world()
 
 
 @pytest.mark.parametrize(("threads", "processes", "said"), [(1, 1, "1 of 2 cores"), (1, 2, "2 cores"), (2, 1, "2 cores")])

@@ -1,0 +1,75 @@
+from __future__ import annotations
+
+import asyncio
+import time
+import tracemalloc
+from collections.abc import AsyncIterator
+
+import httpx
+import pytest
+
+from service.app import create_app
+from service.engine import CapsNet
+from service.errors import Busy
+from service.web import refusals
+from service.web.refusals import HELD, RATE, Refusals
+from tests.service.conftest import settings
+
+LARGE = 8 << 20  # bytes
+
+
+def test_beyond_so_many_a_second_each_is_held_back_and_none_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, held = 100.0, []
+
+    async def sleep(seconds: float) -> None:
+        held.append(seconds)
+
+    async def turns(count: int) -> list[float]:
+        held.clear()
+        for _ in range(count):
+            await refused.turn()
+        return list(held)
+
+    monkeypatch.setattr(refusals.time, "monotonic", lambda: now)
+    monkeypatch.setattr(refusals.asyncio, "sleep", sleep)
+    refused = Refusals()
+    many = asyncio.run(turns(2 * RATE))
+    assert len(many) == 2 * RATE - 1  # the first goes out at once
+    assert many[:3] == pytest.approx([1 / RATE, 2 / RATE, 3 / RATE])
+    assert max(many) == many[-1] == HELD
+    now += HELD + 2 / RATE
+    assert asyncio.run(turns(1)) == []
+
+
+def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others' pictures would find none."""
+
+    async def body() -> AsyncIterator[bytes]:
+        for _ in range(LARGE >> 20):
+            yield bytes(1 << 20)
+
+    def busy() -> None:
+        raise Busy("too many pictures wait", "crew")
+
+    async def refused() -> tuple[httpx.Response, float]:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+            service.crew._jobs = 1
+            service.refusals._next = time.monotonic() + 60
+            began = time.monotonic()
+            asking = asyncio.create_task(client.post("/predict", content=body(), headers={"Content-Type": "image/png"}))
+            await asyncio.sleep(0.6 * HELD)
+            assert not asking.done()
+            assert service.bodies.held == 0
+            assert tracemalloc.get_traced_memory()[0] < LARGE / 2
+            return await asking, time.monotonic() - began
+
+    app = create_app(settings(), nets)
+    service = app.state.service
+    monkeypatch.setattr(service.crew, "admit", busy)
+    tracemalloc.start()
+    try:
+        answer, seconds = asyncio.run(refused())
+    finally:
+        tracemalloc.stop()
+    assert answer.status_code == 503
+    assert seconds >= HELD
