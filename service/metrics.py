@@ -82,7 +82,11 @@ class Metrics:
         )
         self.queue_images = gauge("queue_images", "Images that wait for a model.", "model", "graph", across="livesum")
         self.queue_limit = gauge(
-            "queue_limit_images", "Images that may wait for a model now; more are turned away.", "model", "graph", across="livesum"
+            "queue_limit_images",
+            "Images that may wait for a model now; more are turned away.",
+            "model",
+            "graph",
+            across="livesum",
         )
         self.failures = counter("model_failures_total", "Batches on which the runtime itself failed.", "model")
 
