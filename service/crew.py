@@ -50,7 +50,7 @@ class Crew:
         before = self._jobs + self._coming - len(self._threads) + 1
         oldest = next((errand for errand in self._waiting if not errand.began), None)
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
-        wait = self._pace.too_long(before / len(self._threads), waited, self._max_wait)
+        wait = self._pace.too_long(before / len(self._threads), waited, self._max_wait, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "

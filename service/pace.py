@@ -20,8 +20,8 @@ class Pace:
         """How many are done in so long."""
         return seconds / self.seconds if self.seconds else math.inf
 
-    def too_long(self, pieces: float, waited: float, most: float) -> float:
+    def too_long(self, pieces: float, waited: float, most: float, deadline: float = math.inf) -> float:
         """Seconds until these are done, one after the other, if they are more than `most` and somebody has `waited` for nearly as
-        long; else 0."""
+        long, or if they are past the deadline; else 0."""
         wait = self.seconds * pieces
-        return wait if wait > most and waited > SEEN * most else 0.0
+        return wait if wait > deadline or (wait > most and waited > SEEN * most) else 0.0

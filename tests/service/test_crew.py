@@ -210,6 +210,24 @@ def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> N
     asyncio.run(crowd())
 
 
+def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_time() -> None:
+    async def crowd() -> None:
+        crew, taken = Crew(1, most=1_000, max_wait=10, deadline=0.5), []
+        for _ in range(2):  # till it is known how long one takes
+            taken.append(asyncio.create_task(crew.do(lambda: time.sleep(0.1), time.monotonic())))
+        await taken[0]
+        with pytest.raises(Busy, match=r"\(\d+, for about 0\.\d s\)"):
+            while True:
+                crew.admit()
+                taken.append(asyncio.create_task(crew.do(lambda: time.sleep(0.1), time.monotonic())))
+                await asyncio.sleep(0)
+        assert 4 <= len(taken) <= 7
+        await asyncio.gather(*taken, return_exceptions=True)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
 @pytest.mark.parametrize(("workers", "most"), [(1, 4), (2, 2), (8, 1)])
 def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet], workers: int, most: int) -> None:
     """Each takes hundreds of MB, and all workers have one memory."""
