@@ -213,14 +213,21 @@ def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> N
 def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_time() -> None:
     async def crowd() -> None:
         crew, taken = Crew(1, most=1_000, max_wait=10, deadline=0.5), []
-        for _ in range(2):  # till it is known how long one takes
+
+        async def comes() -> None:
             taken.append(asyncio.create_task(crew.do(lambda: time.sleep(0.1), time.monotonic())))
-        await taken[0]
-        with pytest.raises(Busy, match=r"\(\d+, for about 0\.\d s\)"):
+            await asyncio.sleep(0)
+
+        async def keeps_coming() -> None:
             while True:
                 crew.admit()
-                taken.append(asyncio.create_task(crew.do(lambda: time.sleep(0.1), time.monotonic())))
-                await asyncio.sleep(0)
+                await comes()
+
+        await comes()
+        await comes()
+        await taken[0]  # now it is known how long one takes
+        with pytest.raises(Busy, match=r"\(\d+, for about 0\.\d s\)"):
+            await keeps_coming()
         assert 4 <= len(taken) <= 7
         await asyncio.gather(*taken, return_exceptions=True)
         crew.close()
