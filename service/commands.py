@@ -43,8 +43,9 @@ def _serve(settings: Settings) -> int:
     from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
 
     with listening.bind(settings.host, settings.port) as listener:
+        claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        status = server.serve(settings, listener)
+        status = server.serve(settings, listener, beat=claim.close)
     return _unless_something_hangs(status)
 
 

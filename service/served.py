@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import math
 import time
 from contextlib import AbstractContextManager
 from typing import NamedTuple
@@ -61,7 +62,7 @@ class Served:
             self._drawn,
             max_batch=DRAWN_TOGETHER,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
-            max_wait=settings.max_wait,
+            max_wait=math.inf,  # nobody is refused for it
             observer=GraphObserver(metrics, name, "decoder", self.failed),
         )
 

@@ -38,8 +38,8 @@ def _run_to_the_end(arguments: Sequence[str] | None) -> Never:
     try:
         status = _run(arguments)
     except SystemExit as end:  # argparse's
-        status = end.code if isinstance(end.code, int) else 1
-    except Exception:
+        status = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):

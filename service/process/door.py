@@ -18,10 +18,10 @@ BACKLOG = 2048  # connections in the kernel's queue
 A_TURN = 100  # connections let in before others have their turn
 PAUSE = 1.0  # seconds until somebody else may have left, where there is no room for one more
 # Faults of the one connection that would have been next, as accept(2) lists them; all others are ours, and last.
-ITS_OWN = (
-    *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT),
-    *(errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT),
-)
+ITS_OWN = {
+    *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
+    *(errno.EOPNOTSUPP, errno.ENETUNREACH, getattr(errno, "ENONET", None)),  # the last is Linux's
+}
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 
 

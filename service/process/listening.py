@@ -13,19 +13,19 @@ from service.errors import StartError
 
 
 def claim(host: str, port: int) -> ExitStack:
-    """A port, on whatever address, for whoever starts workers there, for as long as it starts any: what workers share TCP lets
-    another's share too, whenever none of them listens.
+    """An address that is bound, for as long as nobody may listen there: so long TCP lets others bind it too, and workers that
+    come to listen would share it with others'.
 
     A name that ends with its process, and is the network's, as ports are; where there are no such names nothing is claimed.
     """
     claimed = ExitStack()
     if sys.platform == "linux":
         try:
-            claimed.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0capserve {port}")
+            claimed.enter_context(socket.socket(socket.AF_UNIX)).bind(f"\0capserve {host} {port}")
         except OSError as error:
             claimed.close()
             if error.errno == errno.EADDRINUSE:
-                raise cannot_listen(host, port, error) from error
+                raise _no_listening(host, port, "another capserve has claimed it, though it may not listen yet") from error
     return claimed
 
 
@@ -65,7 +65,10 @@ def take_all_files() -> None:
 
 
 def cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> StartError:
-    why = error.strerror if isinstance(error, OSError) else error
+    return _no_listening(host, port, str(error.strerror if isinstance(error, OSError) else error))
+
+
+def _no_listening(host: str, port: int, why: str) -> StartError:
     return StartError(f"cannot listen on {host}:{port}: {why}; choose another with CAPSERVE_HOST or CAPSERVE_PORT")
 
 

@@ -146,7 +146,7 @@ def _supervised() -> bool:
     return supervisor is None or supervisor.is_alive()
 
 
-def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None] = lambda: None) -> int:
+def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
     """Serves on a bound socket until it is told to stop, and gives the exit status; from when it answers there it beats."""
     allocator.return_large_blocks()
     interpreter.take_short_turns()

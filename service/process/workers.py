@@ -36,7 +36,10 @@ LOOK = 0.2  # seconds between two looks at the workers
 STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
 STILL_AT_END = 5.0  # the same of one that was told to stop
 SLOW = 60.0  # seconds to start in, after which the log says that it takes long
-STUCK = 300.0  # the same, after which a worker is killed, if others did start
+STUCK, SLOWER = (
+    300.0,
+    3.0,
+)  # after which it is killed, if others did start: at least, and in times of what the slowest of them took
 
 Beats = Array[c_ulong]  # of the workers, by place, from when they listen
 Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
@@ -68,9 +71,10 @@ class _Supervisor:
         self._workers: list[_Worker] = []
         self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
+        self._slowest = 0.0  # seconds to start in
         self._pause = SOON
         self._failures = 0
-        self._stopping = False
+        self._stopping = self._ending = False  # told to; at it
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -92,7 +96,7 @@ class _Supervisor:
                 return self._stopping
             ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
             if not ended:  # else the next look may come at once, and again, until the kernel is done with those
-                self._kill_the_still(STILL, STUCK if any(self._beats) else math.inf)
+                self._kill_the_still()
         return True
 
     def _reload(self, *_: object) -> None:
@@ -112,21 +116,30 @@ class _Supervisor:
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic(), self._beats[place]))
 
-    def _kill_the_still(self, most: float, to_start: float = math.inf) -> None:
-        """Whose event loop has not turned for so many seconds, or not yet: nothing else would tell, and nobody outside chooses
-        another."""
+    def _kill_the_still(self) -> None:
+        """Whose event loop has not turned for long, or not yet: nothing else would tell, and nobody outside chooses another."""
         for worker in self._workers:
-            if (beats := self._beats[worker.place]) != worker.beats:
-                worker.beats, worker.listens, worker.still = beats, True, 0
+            if (beats := self._beats[worker.place]) == worker.beats:
+                worker.still += 1
                 continue
-            worker.still += 1
-            bound = most if worker.listens else to_start
-            if worker.still > bound / LOOK:
-                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, bound)
+            if not worker.listens:
+                self._slowest = max(self._slowest, worker.still * LOOK)
+            worker.beats, worker.listens, worker.still = beats, True, 0
+        for worker in self._workers:
+            if worker.still > (most := self._patience(worker)) / LOOK:
+                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
                 worker.process.kill()
                 worker.still = 0  # one that waits for a disk, say, dies only later
             elif not worker.listens and worker.still == SLOW / LOOK:
                 logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
+
+    def _patience(self, worker: _Worker) -> float:
+        """Seconds that it may stand still."""
+        if self._ending:
+            return STILL_AT_END
+        if worker.listens:
+            return STILL
+        return max(STUCK, SLOWER * self._slowest) if any(self._beats) else math.inf
 
     def _bury(self) -> bool:
         """Takes the dead out, each to be replaced after a pause; False when that is in vain."""
@@ -168,13 +181,16 @@ class _Supervisor:
 
     def _end(self) -> int:
         self._claim.close()
+        self._ending = True
+        for worker in self._workers:
+            worker.still = 0  # one may have been loading for long
         processes = [worker.process for worker in self._workers]
         for process in processes:
             process.terminate()
         until = time.monotonic() + self._settings.linger + self._settings.drain + MARGIN
         while self._workers and time.monotonic() < until:
             if not wait([worker.process.sentinel for worker in self._workers], timeout=LOOK):
-                self._kill_the_still(STILL_AT_END, STILL_AT_END)
+                self._kill_the_still()
             self._workers = [worker for worker in self._workers if worker.process.is_alive()]
         for process in processes:
             if process.is_alive():

@@ -47,8 +47,15 @@ def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
     assert listening.numbers(("fe80::1", 8000, 0, 1)) == ("fe80::1%lo", 8000)
 
 
-@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
-@pytest.mark.parametrize("hosts", [("127.0.0.1", "127.0.0.1"), ("0.0.0.0", "127.0.0.1")], ids=["one address", "every address"])
+@pytest.mark.parametrize(
+    ("hosts", "flags"),
+    [
+        (("127.0.0.1", "127.0.0.1"), []),
+        (("127.0.0.1", "127.0.0.1"), ["--workers", "2"]),
+        (("0.0.0.0", "127.0.0.1"), []),  # several workers: each has its own
+    ],
+    ids=["one", "two workers", "every address"],
+)
 def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts: tuple[str, str], flags: list[str]) -> None:
     """Until the first listens the port could be bound by both: two that share it between them would answer in turn."""
     port = free_port()
@@ -58,7 +65,7 @@ def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts:
         lost, won, name = (one, other, "0") if one.poll() is not None else (other, one, "1")
         assert lost.returncode == CANNOT_START
         told = (tmp_path / name).read_text()
-        assert f"cannot listen on {hosts[int(name)]}:{port}: Address already in use" in told
+        assert f"cannot listen on {hosts[int(name)]}:{port}: " in told
         assert "Traceback" not in told
         with reaching(f"http://127.0.0.1:{port}") as client:
             wait_until_ready(client, 20)
@@ -66,11 +73,12 @@ def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts:
         assert won.wait(10) == 0
 
 
-def test_two_that_start_at_once_on_one_port_of_different_addresses_both_serve(tmp_path: Path) -> None:
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+def test_two_on_one_port_of_different_addresses_both_serve(tmp_path: Path, flags: list[str]) -> None:
     port = free_port()
     with ExitStack() as running:
         for host in ("127.0.0.1", "127.0.0.2"):
-            command = [*CAPSERVE, "serve", "--port", str(port), "--host", host]
+            command = [*CAPSERVE, "serve", "--port", str(port), *flags, "--host", host]
             running.enter_context(launched(tmp_path / host, command))
         for host in ("127.0.0.1", "127.0.0.2"):
             with reaching(f"http://{host}:{port}") as client:
@@ -120,9 +128,10 @@ def test_who_has_lost_all_its_workers_still_has_its_port(tmp_path: Path) -> None
         for each in workers_of(one):
             os.kill(each, signal.SIGKILL)
         appears(log, "died with status 2")
-        with launched(tmp_path / "other", command) as other:
-            assert other.wait(20) == CANNOT_START
-        assert f"cannot listen on 127.0.0.1:{port}: Address already in use" in (tmp_path / "other").read_text()
+        for flags in ([], ["--workers", "2"]):
+            with launched(tmp_path / "other", [*CAPSERVE, "serve", "--port", str(port), *flags]) as other:
+                assert other.wait(20) == CANNOT_START
+            assert f"cannot listen on 127.0.0.1:{port}: another capserve has claimed it" in (tmp_path / "other").read_text()
         (models / "manifest.json").rename(models / "tiny/manifest.json")
         with reaching(f"http://127.0.0.1:{port}") as client:
             wait_until_ready(client, 40)
@@ -134,7 +143,7 @@ SLOW_TO_LOAD = """
 import sys, time
 from service.__main__ import main
 from service.process import server, workers
-workers.STUCK = 8.0
+workers.STUCK, workers.SLOWER = 8.0, 1.0
 configured = server.configured
 def slowly(*arguments):
     print("loads", file=sys.stderr, flush=True)
@@ -163,6 +172,7 @@ def test_workers_whose_supervisor_is_gone_before_they_listen_never_do(slow_to_lo
             lambda: log.read_text().count("the process that started this worker is gone") == 2 or not is_closed("127.0.0.1", port)
         )
         assert is_closed("127.0.0.1", port)
+        assert "is gone: stopping" not in log.read_text()  # as from one that listens already
 
 
 def test_a_stop_does_not_wait_for_a_worker_that_stands_still_before_it_listens(slow_to_load: list[str], tmp_path: Path) -> None:
@@ -188,7 +198,7 @@ def test_a_worker_that_stands_still_before_it_listens_is_replaced_where_others_d
         appears(log, "loads", 3)
         (still,) = set(workers_of(process)) - {first, _}
         os.kill(still, signal.SIGSTOP)
-        appears(log, f"worker {still} has stood still for 8 s and is killed")
+        appears(log, f"worker {still} has stood still for")
         appears(log, "ready: tiny", 3)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0

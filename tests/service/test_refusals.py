@@ -52,7 +52,11 @@ def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch:
         raise Busy("too many pictures wait", "crew")
 
     async def refused() -> tuple[httpx.Response, float]:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://here") as client:
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            while not service.catalogue.ready:
+                await asyncio.sleep(0.01)
+            before = tracemalloc.get_traced_memory()[0]
             service.crew._jobs = 1
             service.refusals._next = time.monotonic() + 60
             began = time.monotonic()
@@ -60,7 +64,7 @@ def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch:
             await asyncio.sleep(0.6 * HELD)
             assert not asking.done()
             assert service.bodies.held == 0
-            assert tracemalloc.get_traced_memory()[0] < LARGE / 2
+            assert tracemalloc.get_traced_memory()[0] - before < LARGE / 2
             return await asking, time.monotonic() - began
 
     app = create_app(settings(), nets)
@@ -72,4 +76,5 @@ def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch:
     finally:
         tracemalloc.stop()
     assert answer.status_code == 503
+    assert "too many pictures wait" in answer.text
     assert seconds >= HELD

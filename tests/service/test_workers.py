@@ -14,17 +14,19 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
 import pytest
 
 from service.errors import StartError
-from service.process import tallies
-from service.process.workers import CANNOT_START
-from tests.service.conftest import BUNDLES, drawn, encoded, reaching
+from service.process import tallies, workers
+from service.process.workers import CANNOT_START, _Supervisor, _Worker
+from tests.service.conftest import BUNDLES, drawn, encoded, reaching, settings
 from tests.service.launching import appears, launched, started, workers_of
 from tests.service.test_metrics import samples
 
@@ -166,6 +168,57 @@ def test_a_stop_does_not_wait_for_a_worker_that_stands_still(tmp_path: Path) -> 
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 1  # as of one that did not stop by itself
     assert "has stood still for 5 s and is killed" in (tmp_path / "log").read_text()
+
+
+class Loading:
+    """A worker's process: it takes a moment to end, if it is let."""
+
+    pid = 7
+
+    def __init__(self) -> None:
+        self.sentinel, self._ended = os.pipe()
+        self.exitcode: int | None = None
+
+    def terminate(self) -> None:
+        threading.Timer(0.5, self._ends, [-signal.SIGTERM]).start()
+
+    def kill(self) -> None:
+        self._ends(-signal.SIGKILL)
+
+    def _ends(self, status: int) -> None:
+        self.exitcode = status
+        os.close(self._ended)
+
+    def is_alive(self) -> bool:
+        return self.exitcode is None
+
+
+@pytest.fixture
+def supervisor() -> _Supervisor:
+    return _Supervisor(settings(workers=2), lambda *_: None, ("127.0.0.1", 0), ExitStack())
+
+
+def test_a_stop_lets_those_end_who_have_been_loading_for_long(supervisor: _Supervisor) -> None:
+    process = Loading()
+    supervisor._workers = [_Worker(0, process, time.monotonic(), 0, still=1_000)]  # type: ignore[arg-type]
+    assert supervisor._end() == 0
+    assert process.exitcode == -signal.SIGTERM
+
+
+def test_who_loads_longer_than_others_did_is_stuck_only_after_many_times_as_long(supervisor: _Supervisor) -> None:
+    """On a cold disk all take long, and the first to listen says how long."""
+    first, second = Loading(), Loading()
+    minutes = round(600 / workers.LOOK)  # ten
+    supervisor._workers = [_Worker(place, each, 0.0, 0) for place, each in enumerate((first, second))]  # type: ignore[arg-type]
+    for _ in range(minutes):
+        supervisor._kill_the_still()
+    supervisor._beats[0] += 1
+    supervisor._kill_the_still()
+    assert second.is_alive()
+    for _ in range(3 * minutes):
+        supervisor._beats[0] += 1
+        supervisor._kill_the_still()
+    assert (first.exitcode, second.exitcode) == (None, -signal.SIGKILL)
 
 
 def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
