@@ -307,7 +307,7 @@ class Batcher:
 
     def _dismiss(self, over: list[_Request]) -> None:
         for request in over:
-            request.refuse(TooLate("the deadline passed in the queue; allow more time or ask again later", "late"))
+            request.refuse(TooLate("the deadline passed in the queue; ask again later, or for fewer pictures at once", "late"))
         self._end(len(over))
 
     def _end(self, requests: int) -> None:

@@ -129,7 +129,8 @@ class Catalogue:
         try:
             return self._served[self.default if name is None else name]
         except KeyError:
-            raise UnknownModel(f"there is no model of that name; there are {', '.join(sorted(self._served))}") from None
+            there = ", ".join(sorted(self._served))
+            raise UnknownModel(f"there is no model called {str(name)[:40]!r}; there are {there}") from None
 
     def admit(self) -> None:
         if not self.warm:
@@ -183,6 +184,8 @@ class Catalogue:
             first = default(self._settings, nets)
             fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
             await self._prepare_all(fresh)
+            if first != self.default:
+                logger.warning("who names no model is answered by %s from now on, and no longer by %s", first, self.default)
             self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
             changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
             for name, served in before.items():

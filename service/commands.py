@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it opens ONNX Runtime
 logger = logging.getLogger(__name__)
 
 STDIN = Path("-")
+FAULT = "a fault of the server's own"
 
 
 def serve(settings: Settings) -> int:
@@ -36,6 +37,9 @@ def serve(settings: Settings) -> int:
     except (BundleError, StartError) as error:
         logger.error("%s", error)  # in the format that whoever reads the log expects
         return _unless_something_hangs(workers.CANNOT_START)
+    except Exception:
+        logger.exception(FAULT)
+        return _unless_something_hangs(1)
 
 
 def _serve(settings: Settings) -> int:
@@ -67,6 +71,9 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
     except (BundleError, StartError) as error:
         logger.error("%s", error)
         sys.exit(_unless_something_hangs(workers.CANNOT_START))
+    except Exception:
+        logger.exception(FAULT)
+        sys.exit(_unless_something_hangs(1))
 
 
 def check(settings: Settings) -> int:

@@ -40,6 +40,7 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 ROUNDED = 1e-3  # by how much shares that were rounded may add up to more or less than 1
+TOLD = 60  # characters of what was found where something else was expected
 LONGEST_CLASS = 64  # characters of a class, which requests may name
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
@@ -236,12 +237,19 @@ def manifest_of(folder: Path) -> Manifest:
         manifest = Manifest.model_validate(values)
         manifest.model_dump_json()
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"])) or "manifest"
-        raise BundleError(f"{path}: {where}: {first['msg']} ({error.error_count()} faults in all)") from error
+        raise BundleError(f"{path}: {_fault(error)}") from error
     except PydanticSerializationError as error:  # half a character, or a config that is nested a hundred deep
         raise BundleError(f"{path}: expected what can be told in JSON again, found {error}") from error
     return manifest
+
+
+def _fault(error: ValidationError) -> str:
+    """The first of them."""
+    first, count = error.errors()[0], error.error_count()
+    where = ".".join(map(str, first["loc"])) or "manifest"
+    told = first["msg"].removeprefix("Value error, ")  # of validators of ours, which say what they found
+    found = "" if first["type"] in ("value_error", "missing") else f", found {json.dumps(first['input'], default=str)[:TOLD]}"
+    return f"{where}: {told}{found}" + (f" ({count} faults in all)" if count > 1 else "")
 
 
 def record(folder: Path, manifest: Manifest) -> None:

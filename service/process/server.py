@@ -6,6 +6,7 @@ import asyncio
 import logging
 import math
 import multiprocessing
+import os
 import signal
 import socket
 import time
@@ -41,6 +42,7 @@ class Server(uvicorn.Server):
     ) -> None:
         super().__init__(config)
         self._catalogue, self._linger, self._listener, self._beat = catalogue, linger, listener, beat
+        self._door: Door | None = None
         self._closing: float | None = None
         self._was_ready = False
         self.status = 0  # the process's, at its end
@@ -61,11 +63,12 @@ class Server(uvicorn.Server):
     def _open_the_door(self) -> None:
         if not _supervised():
             raise StartError(ORPHANED)  # the next may have the port by now
-        self._door = Door(self._listener, self._protocol)
+        door = Door(self._listener, self._protocol)
         try:
-            self._door.open()
+            door.open()
         except OSError as error:  # another program listens there since we have bound it
             raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
+        self._door = door
 
     async def _beat_on(self) -> None:
         """To the very end, whatever else this loop waits for."""
@@ -96,6 +99,8 @@ class Server(uvicorn.Server):
             logger.exception("not reloaded, for a fault of the server's own")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._door is None:  # nothing has been accepted, and models may warm up for long
+            os._exit(0)
         if self._closing is None:
             self._catalogue.retire()
             self._closing = time.monotonic() + self._linger
@@ -104,7 +109,8 @@ class Server(uvicorn.Server):
             self.should_exit = self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        await self._door.close()
+        if self._door is not None:
+            await self._door.close()
         until = time.monotonic() + UNASKED
         while self._expects_requests() and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.01)

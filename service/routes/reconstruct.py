@@ -178,7 +178,7 @@ def _names(dims: Sequence[int], manifest: Manifest, query: SweepQuery) -> list[s
 
 def _label(name: str, manifest: Manifest) -> int:
     if name not in manifest.classes:
-        raise Unprocessable(f"model {manifest.name} has no such class; it has {', '.join(manifest.classes)}")
+        raise Unprocessable(f"model {manifest.name} has no class {name[:40]!r}; it has {', '.join(manifest.classes)}")
     return manifest.classes.index(name)
 
 

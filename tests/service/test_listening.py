@@ -1,5 +1,6 @@
 import asyncio
 import errno
+import json
 import logging
 import os
 import shutil
@@ -184,6 +185,56 @@ def test_a_stop_does_not_wait_for_a_worker_that_stands_still_before_it_listens(s
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 1  # as of one that did not stop by itself
     assert f"worker {still} has stood still for 5 s and is killed" in log.read_text()
+
+
+SLOW_TO_WARM = """
+import sys, time
+from service import engine
+from service.__main__ import main
+def slowly(*_):
+    print("warms", file=sys.stderr, flush=True)
+    time.sleep(20)
+engine.CapsNet.warm_up = slowly
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_told_to_stop_while_models_warm_up_it_stops_at_once(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "server.py").write_text(SLOW_TO_WARM)
+    flags = ["--workers", str(workers), "--linger", "0"]
+    with launched(log, [sys.executable, str(tmp_path / "server.py"), *flags]) as process:
+        appears(log, "warms", workers)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(5) == 0
+    assert "ERROR" not in log.read_text()
+
+
+FAULTY = """
+import sys
+from service import app
+from service.__main__ import main
+def create_app(*_):
+    raise RuntimeError("boom")
+app.create_app = create_app
+if __name__ == "__main__":
+    sys.exit(main(["serve", "--port", "0", "--log-format", "json", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_fault_of_its_own_at_the_start_is_a_record_too(tmp_path: Path, workers: int) -> None:
+    log = tmp_path / "log"
+    (tmp_path / "server.py").write_text(FAULTY)
+    with launched(log, [sys.executable, str(tmp_path / "server.py"), "--workers", str(workers)]) as process:
+        appears(log, "boom", workers)
+        if workers == 1:
+            assert process.wait(10) == 1
+        process.kill()
+    records = [json.loads(line) for line in log.read_text().splitlines()]
+    assert any("RuntimeError: boom" in json.dumps(each) for each in records)
 
 
 def test_a_worker_that_stands_still_before_it_listens_is_replaced_where_others_do(

@@ -128,6 +128,14 @@ def test_a_folder_whose_name_is_no_text_is_told_as_any_other(keyed: httpx.Client
     assert "bad?" in answer.json()["detail"]
 
 
+def test_another_default_is_told(keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever names no model is answered otherwise from then on."""
+    renewed(folder / "other", "a model that was not there")
+    reloaded(keyed)
+    assert keyed.post("/predict", content=seven).json()["model"] == "other"
+    assert "who names no model is answered by other from now on, and no longer by tiny" in caplog.messages
+
+
 def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     renewed(folder / "other", "for a while")
     reloaded(keyed)
