@@ -36,10 +36,8 @@ LOOK = 0.2  # seconds between two looks at the workers
 STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
 STILL_AT_END = 5.0  # the same of one that was told to stop
 SLOW = 60.0  # seconds to start in, after which the log says that it takes long
-STUCK, SLOWER = (
-    300.0,
-    3.0,
-)  # after which it is killed, if others did start: at least, and in times of what the slowest of them took
+STUCK = 300.0  # the same, after which it is killed, if others did start
+SLOWER = 3.0  # times as long as the slowest of those took, that it has in any case
 
 Beats = Array[c_ulong]  # of the workers, by place, from when they listen
 Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
