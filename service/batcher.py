@@ -140,7 +140,7 @@ class Batcher:
         self._expect_room(images)
         # A batch that is not full takes as long at most: the wait is never held for longer than it is.
         if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._waited, self._max_wait):
-            told = f"{self.queued} images are waiting already, for about {wait:.1f} s, and nobody is to wait longer than"
+            told = f"what waits already will for about {wait:.1f} s ({self.queued} images), and nobody is to wait longer than"
             raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
 
     def _expect_room(self, images: int) -> None:
@@ -149,7 +149,7 @@ class Batcher:
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
-            told = f"{waiting} images are waiting already, and the queue holds {self.max_queue}"
+            told = f"the queue holds {self.max_queue} images, and {waiting} of them are there already"
             raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
 
     @contextmanager

@@ -24,6 +24,7 @@ if TYPE_CHECKING:  # it opens ONNX Runtime
 logger = logging.getLogger(__name__)
 
 STDIN = Path("-")
+OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # this machine's
 FAULT = "a fault of the server's own"
 
 
@@ -32,6 +33,8 @@ def serve(settings: Settings) -> int:
     _begin(settings, at_once=not several)  # a supervisor has files to remove, and nothing large to import
     if strange := settings.unread():
         logger.info("in the environment, and no setting: %s", ", ".join(strange))
+    if settings.api_key is None and settings.host not in OURS_ALONE:
+        logger.info("no key is asked for: whoever reaches %s is answered (CAPSERVE_API_KEY)", settings.host)
     try:
         return workers.run(settings, work) if several else _serve(settings)
     except (BundleError, StartError) as error:

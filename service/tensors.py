@@ -122,7 +122,8 @@ def _json(value: object) -> str:
 
 def _header_size(header: str, total: int) -> int:
     if not (header.isascii() and header.isdigit() and len(header) < 20):
-        raise MalformedRequest("Inference-Header-Content-Length: expected the number of bytes of JSON that begin the body")
+        told = "Inference-Header-Content-Length: expected the number of bytes of JSON that begin the body"
+        raise MalformedRequest(f"{told}, found {header[:20]!r}")
     if int(header) > total:
         raise MalformedRequest(f"Inference-Header-Content-Length says {int(header)} bytes; the whole body has {total}")
     return int(header)

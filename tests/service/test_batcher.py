@@ -206,7 +206,7 @@ async def test_what_is_still_decoded_has_its_room_reserved():
     house = House(max_queue=5)
     with house.batcher.reserved(3):
         house.batcher.admit(2)
-        with pytest.raises(Busy, match="3 images are waiting already, and the queue holds 5"), house.batcher.reserved(3):
+        with pytest.raises(Busy, match="the queue holds 5 images, and 3 of them are there already"), house.batcher.reserved(3):
             pass
     with suppress(ValueError), house.batcher.reserved(5):
         raise ValueError
@@ -248,7 +248,7 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
             await asyncio.sleep(0.01)
             house.batcher.admit()
 
-    told = r"\d+ images are waiting already, for about \d\.\d s, and nobody is to wait longer than 0.4 s"
+    told = r"what waits already will for about \d\.\d s \(\d+ images\), and nobody is to wait longer than 0.4 s"
     assert house.batcher.limit == 1_000
     with pytest.raises(Busy, match=told) as refused:
         await keeps_coming()

@@ -119,6 +119,13 @@ def test_what_the_environment_has_and_no_setting_is_told() -> None:
     assert "CAPSERVE_PORT" not in line
 
 
+@pytest.mark.parametrize(("host", "key", "told"), [("0.0.0.0", "", True), ("0.0.0.0", "sesame", False), ("127.0.0.1", "", False)])
+def test_that_no_key_is_asked_for_is_told_where_others_may_ask(host: str, key: str, told: bool) -> None:
+    """A key that is empty, as where its file was missing, is none."""
+    said = run("serve", "--models=/nonexistent", CAPSERVE_HOST=host, CAPSERVE_API_KEY=key).stderr
+    assert ("no key is asked for: whoever reaches 0.0.0.0 is answered" in said) is told
+
+
 @pytest.mark.parametrize("arguments", [["check"], ["predict", "-"]])
 def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> None:
     with Path("/dev/full").open("w") as full:
