@@ -13,15 +13,13 @@ import numpy as np
 from PIL import Image
 
 from service.bundle import BOX, FRAME, Array
+from service.pictures.blocks import unblocked
 from service.pictures.blots import extremes, stroke_width
 from service.pictures.ink import ink_of
 
 CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
 BRIGHT = 0.5  # every digit of the training set is brighter somewhere
 FINE = 5  # the digit's strokes are judged and mended at so many times the final size
-
-FEW = 8  # lines of a picture
-BLOCKY = 1024  # pixels of the longer side; where pictures are larger nobody would have repeated pixels
 
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
 ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
@@ -61,31 +59,23 @@ def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Arra
 
 def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Array:
     """(H, W) in [0, 1]; black where there is nothing to be seen. `objects` is how many digits a picture may show."""
-    if picture.size != (width, height):
-        picture = _unblocked(picture)
-    if picture.size == (width, height):
-        grey: Array = pixels(picture)[0]
-        if _as_trained(grey, objects):
-            return grey
-        negative: Array = 1 - grey
-        if _as_trained(negative, objects):
-            return negative
+    made = _untouched(picture, height, width, objects)
+    if made is None and (single := unblocked(picture)) is not picture:
+        picture, made = single, _untouched(single, height, width, objects)
+    if made is not None:
+        return made
     return _framed(_mended(ink_of(picture, frames=objects == 1), objects, min(height, width) / FRAME[objects]), height, width)
 
 
-def _unblocked(picture: Image.Image) -> Image.Image:
-    """A picture enlarged by repeating its pixels, as it was before: the corners of the blocks are not the writer's."""
-    if picture.mode not in ("1", "L", "RGB") or "transparency" in picture.info or max(picture.size) > BLOCKY:
-        return picture
-    levels = np.asarray(picture)
-    block = math.gcd(*picture.size)
-    for lines in (levels[:, :FEW], levels[:FEW].swapaxes(0, 1), levels, levels.swapaxes(0, 1)):  # a few tell of most pictures
-        flat = lines.reshape(len(lines), -1)
-        edges = 1 + np.flatnonzero((flat[1:] != flat[:-1]).any(axis=1))
-        block = int(np.gcd.reduce(edges, initial=block))
-        if block == 1:
-            return picture
-    return Image.fromarray(levels[::block, ::block])
+def _untouched(picture: Image.Image, height: int, width: int, objects: int) -> Array | None:
+    """The picture or its negative, where it is made as the training set was."""
+    if picture.size != (width, height):
+        return None
+    grey: Array = pixels(picture)[0]
+    if _as_trained(grey, objects):
+        return grey
+    negative: Array = 1 - grey
+    return negative if _as_trained(negative, objects) else None
 
 
 def _as_trained(image: Array, objects: int) -> bool:

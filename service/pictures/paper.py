@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from service.bundle import Array
 from service.pictures.blots import components, edge, extremes
 from service.pictures.frames import unframed
-from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, quantile
+from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, quantile
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
@@ -23,6 +23,7 @@ Places = NDArray[np.intp]
 
 MOST = 0.75  # share of the border that a smooth surface must explain
 CLEAN = 0.15  # share of the border: ink that touches it covers less
+BLACK = 0.02  # of full scale: what is brighter may be paper in a shadow
 NONE, SOME, GRAVE = range(3)  # doubt that this is the paper
 HELD = 0.5  # of the ink's strength: where what lies inside is weaker, the ink is what hangs together with the border
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
@@ -32,12 +33,13 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 def departure(colours: Array, frames: bool = True) -> Departure:
     """Of (h, w, 3 or 1) from the paper that is the likeliest; where two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
+    board = _is_black(colours.reshape(-1, 1, colours.shape[2])[border])
     tried: list[tuple[int, Departure, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
             seen = Departure(line)
-            tried.append((_doubt(rest := unruled(seen), border), seen, rest))
+            tried.append((_doubt(rest := unruled(seen), border, shaded=not (board and attempt is _flat)), seen, rest))
         if tried and min(doubt for doubt, _, _ in tried) <= acceptable:
             break
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
@@ -49,11 +51,16 @@ def departure(colours: Array, frames: bool = True) -> Departure:
     return rest if rest is seen else unframed(rest) or rest
 
 
-def _doubt(departing: Departure, border: Places) -> int:
+def _is_black(rim: Array) -> bool:
+    """Most of (n, 1, 3 or 1): light falls into every shadow, and what is blacker was drawn on a screen."""
+    return median(lightness(rim)) < BLACK
+
+
+def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
     """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
 
     A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
-    the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even.
+    the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even, or where nothing is `shaded`.
     """
     if not departing.written:
         return NONE
@@ -66,7 +73,9 @@ def _doubt(departing: Departure, border: Places) -> int:
         return NONE
     off = ascending(off)
     lower, middle, upper = (quantile(off, part) for part in (0.25, 0.5, 0.75))
-    return SOME if middle > 0.8 * full or upper - lower > 0.25 * full else GRAVE
+    if middle > 0.8 * full or upper - lower > 0.25 * full:
+        return SOME
+    return GRAVE if shaded else NONE
 
 
 def _border(height: int, width: int) -> Places:

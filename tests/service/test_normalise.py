@@ -538,7 +538,10 @@ def enlarged(digit: NDArray[np.float64], side: int, how: Image.Resampling) -> Im
 
 ENLARGED: dict[str, Callable[[NDArray[np.float64]], Image.Image]] = {
     "blocks": lambda digit: enlarged(digit, 80, Image.Resampling.NEAREST),
+    "blocks of 12 and 13 pixels": lambda digit: enlarged(digit, 100, Image.Resampling.NEAREST),
+    "blocks of 3 and 4 pixels": lambda digit: enlarged(digit, 28, Image.Resampling.NEAREST),
     "28 pixels": lambda digit: enlarged(digit, 28, Image.Resampling.LANCZOS),
+    "blurred on black": lambda digit: ImageChops.invert(enlarged(digit, 64, Image.Resampling.BILINEAR)),
 }
 
 

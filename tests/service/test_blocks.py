@@ -1,0 +1,37 @@
+"""A picture enlarged by repeating its pixels is told from others, and made as small as it was."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from service.pictures.blocks import unblocked
+
+
+def noise(width: int, height: int, mode: str = "L") -> Image.Image:
+    levels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    return Image.fromarray(levels).convert(mode)
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
+@pytest.mark.parametrize("side", [24, 28, 50, 75, 100, 110, 128, 1001])
+def test_blocks_become_the_pixels_that_they_were(side: int, mode: str) -> None:
+    before = noise(8, 6, mode)
+    larger = before.resize((side, side * 6 // 8), Image.Resampling.NEAREST)
+    assert np.array_equal(np.asarray(unblocked(larger)), np.asarray(before))
+
+
+@pytest.mark.parametrize("side", [28, 50, 75, 100, 110])
+def test_so_do_those_of_programs_that_round_down(side: int) -> None:
+    before = np.asarray(noise(8, 8))
+    shown = np.arange(side) * 8 // side
+    assert np.array_equal(np.asarray(unblocked(Image.fromarray(before[shown][:, shown]))), before)
+
+
+def test_without_blocks_a_picture_stays_as_it_is() -> None:
+    smooth = noise(8, 8).resize((100, 100), Image.Resampling.BICUBIC)
+    stretched = noise(8, 8).resize((100, 60), Image.Resampling.NEAREST)
+    moved = Image.fromarray(np.roll(np.asarray(noise(8, 8).resize((100, 100), Image.Resampling.NEAREST)), 5, axis=1))
+    for picture in (noise(28, 28), smooth, stretched, moved):
+        assert unblocked(picture) is picture
