@@ -21,9 +21,12 @@ def unblocked(picture: Image.Image) -> Image.Image:
     if picture.mode not in ("1", "L", "RGB") or "transparency" in picture.info or max(picture.size) > LARGEST:
         return picture
     levels = np.asarray(picture)
-    if any(_narrowest(_edges(lines), len(lines)) == 1 for lines in (levels[:, :FEW], levels[:FEW].swapaxes(0, 1))):
-        return picture
-    sides = [(_edges(lines), len(lines)) for lines in (levels, levels.swapaxes(0, 1))]  # down, across
+    sides = []
+    for lines in (levels[:, :FEW], levels[:FEW].swapaxes(0, 1), levels, levels.swapaxes(0, 1)):
+        sides.append((_edges(lines), len(lines)))
+        if _narrowest(*sides[-1]) == 1:
+            return picture
+    sides = sides[2:]  # down, across
     even = math.gcd(*picture.size, *(int(edge) for edges, _ in sides for edge in edges))
     if even > 1:
         return Image.fromarray(levels[::even, ::even])
