@@ -1,8 +1,8 @@
 """The encoder in int8: static QDQ, per channel, calibrated on training digits.
 
-Convolutions and fully connected layers only, and of those only what a ReLU follows. Squash and routing weigh small differences
-between lengths and stay float, and so does the layer whose output they take: 256 levels of it make coarse capsules. So does the
-layer that sees the picture: its few weights are hardly faster in int8, and what each is rounded by all layers after it hand on.
+Convolutions and fully connected layers only. Squash and routing weigh small differences between lengths and stay float. So does
+the layer that sees the picture: its few weights are slower in int8, and what each is rounded by all layers after it hand on. So
+may the layer whose output is squashed: of some networks 256 levels of it make coarse capsules.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ class _Digits(CalibrationDataReader):  # type: ignore[misc]
         return None if batch is None else {IMAGES.name: batch.numpy()}
 
 
-def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
-    """The float32 encoder graph with its convolutions in int8; `calibration` (n, C, H, W) shows it usual activations."""
+def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.ModelProto:
+    """The float32 encoder graph with its convolutions in int8; `calibration` (n, C, H, W) shows it usual activations, `capsules`
+    says whether the layer that makes them is among those."""
     logging.getLogger().addFilter(_quiet)
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints each of its steps
@@ -60,7 +61,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
                 _Digits(calibration),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(QUANTISED),
-                nodes_to_exclude=_kept_float(encoder),
+                nodes_to_exclude=_kept_float(encoder, capsules),
                 per_channel=True,
                 activation_type=QuantType.QUInt8,
                 weight_type=QuantType.QInt8,
@@ -76,15 +77,16 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor) -> onnx.ModelProto:
         logging.getLogger().removeFilter(_quiet)
 
 
-def _kept_float(encoder: onnx.ModelProto) -> list[str]:
-    """The layer that sees the picture, and those with no ReLU after them, whose output is capsules or class scores; but none that
-    is nearly all the work, as the second of `paper`'s two."""
+def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
+    """The layer that sees the picture and, unless `capsules`, those with no ReLU after them, whose output is capsules or scores;
+    but none that is nearly all the work, as the second of `paper`'s two."""
     weights = {tensor.name: math.prod(tensor.dims) for tensor in encoder.graph.initializer}
     layers = [node for node in encoder.graph.node if node.op_type in ("Conv", "Gemm")]
     rectified = {node.input[0] for node in encoder.graph.node if node.op_type == "Relu"}
     total = sum(weights.get(node.input[1], 0) for node in layers)
-    ends = [node for node in layers if node.input[0] == IMAGES.name or node.output[0] not in rectified]
-    return [node.name for node in ends if weights.get(node.input[1], 0) < NEARLY_ALL * total]
+    first = [node for node in layers if node.input[0] == IMAGES.name]
+    ends = [node for node in layers if node.output[0] not in rectified and not capsules]
+    return [node.name for node in (*first, *ends) if weights.get(node.input[1], 0) < NEARLY_ALL * total]
 
 
 def _quiet(record: logging.LogRecord) -> bool:

@@ -36,7 +36,7 @@ def dynamic(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | Non
     for step in range(1, iterations):
         agreement = _agreement(seen, squash(sums), voices)
         logits = agreement if logits is None else logits + agreement
-        sums = _weighted(logits.softmax(dim=1), votes if step == iterations - 1 else seen, voices)
+        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
     return squash(sums)
 
 
@@ -47,7 +47,7 @@ def agreement(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | N
     for step in range(1, iterations):
         direction = sums / (sums.square().sum(dim=-1, keepdim=True) + EPSILON).sqrt()
         logits = _agreement(seen, direction, voices)
-        sums = _weighted(logits.softmax(dim=1), votes if step == iterations - 1 else seen, voices)
+        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
     return squash(sums)
 
 
@@ -70,6 +70,15 @@ def _agreement(votes: Tensor, capsules: Tensor, voices: Tensor | None) -> Tensor
     """Scalar product of each vote with its capsule: (b, o, 1, p) x (b, o, p, i) -> (b, o, i)."""
     agreement = (capsules.unsqueeze(2) @ votes.mT).squeeze(2)
     return agreement if voices is None else agreement * voices.unsqueeze(1)
+
+
+def _couplings(logits: Tensor) -> Tensor:
+    """What each input spends on each output, 1 in all: softmax over the outputs, (b, o, i) -> (b, o, i).
+
+    Written out, since ONNX Runtime transposes for a softmax over any axis but the last, and back: twice the time.
+    """
+    powers = (logits - logits.amax(dim=1, keepdim=True)).exp()
+    return powers / powers.sum(dim=1, keepdim=True)
 
 
 def _weighted(couplings: Tensor, votes: Tensor, voices: Tensor | None) -> Tensor:

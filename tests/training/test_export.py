@@ -23,7 +23,7 @@ from service.manifest import DECODER_FILE, ENCODER_FILES, MANIFEST, BundleError,
 from training import graphs
 from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
-from training.config import PRESETS, CapsuleNet, Config, PlainNet
+from training.config import PRESETS, CapsuleNet, Config, Conv, PlainNet
 from training.data import DataSet
 from training.devices import Place
 from training.dimensions import Poses, aligned
@@ -201,7 +201,22 @@ def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bund
     for node in graph.node:
         kinds.setdefault(node.op_type, []).append({producers.get(name) for name in node.input})
     assert kinds["Conv"].count({"DequantizeLinear"}) == len(kinds["Conv"]) - 1  # all but the one that sees the picture
-    assert not any("DequantizeLinear" in each for each in kinds["Conv"][:1] + kinds["MatMul"] + kinds["Softmax"])
+    assert not any("DequantizeLinear" in each for each in kinds["Conv"][:1] + kinds["MatMul"] + kinds["Exp"])
+
+
+@pytest.mark.parametrize(("rounded", "float_layers"), [(1.0, 1), (0.0, 2)], ids=["little", "much"])
+def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
+    rounded: float, float_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.export.ROUNDED", rounded)
+    network = replace(TINY, stem=(*TINY.stem, Conv(16, kernel=3)), primary=replace(TINY.primary, kernel=3))
+    made = graphs.storable(untrained(network).restored())
+    write_graphs(made, network, tmp_path, calibration=torch.rand(50, *network.image_shape))
+    graph = onnx.load(tmp_path / ENCODER_FILES["int8"]).graph
+    whole = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
+    convolutions = [node for node in graph.node if node.op_type == "Conv"]
+    assert len(convolutions) == 3
+    assert sum(node.input[1] not in whole for node in convolutions) == float_layers
 
 
 def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
