@@ -10,14 +10,25 @@ from training.networks import Network
 from training.quantise import int8
 
 
-@pytest.mark.parametrize(("name", "float_layers"), [("compact", 2), ("paper", 1), ("pooled", 2), ("shared", 1)])
+@pytest.mark.parametrize(
+    ("name", "capsules", "float_layers"),
+    [
+        ("compact", False, 2),
+        ("compact", True, 1),
+        ("paper", False, 1),  # the layer that makes its capsules is nearly all the work
+        ("paper", True, 1),
+        ("pooled", False, 2),
+        ("shared", False, 1),
+        ("shared", True, 1),
+    ],
+)
 def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_not_most_of_the_work(
-    name: str, float_layers: int
+    name: str, capsules: bool, float_layers: int
 ) -> None:
     config = PRESETS[name].network
     torch.manual_seed(0)
     network = graphs.storable(Network(config))
-    graph = int8(graphs.encoder_graph(network, config), torch.rand(4, *config.image_shape)).graph
+    graph = int8(graphs.encoder_graph(network, config), torch.rand(4, *config.image_shape), capsules=capsules).graph
     quantised = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
     layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
     assert sum(node.input[1] not in quantised for node in layers) == float_layers
@@ -32,7 +43,7 @@ def test_one_huge_value_leaves_the_others_their_levels() -> None:
 
     def scale(pictures: torch.Tensor) -> float:
         """Of what the first layer hands on."""
-        graph = int8(encoder, pictures).graph
+        graph = int8(encoder, pictures, capsules=False).graph
         constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
         return float(next(constants[node.input[1]] for node in graph.node if node.op_type == "QuantizeLinear"))
 
