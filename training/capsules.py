@@ -26,9 +26,7 @@ class Squash(nn.Module):
         self.constant = chosen("squash", name, SQUASH_CONSTANTS)
 
     def forward(self, vectors: Tensor) -> Tensor:  # (..., size)
-        squared = vectors.square().sum(
-            dim=-1
-        )  # (...): to add a number along a last axis of one takes ONNX Runtime ten times as long
+        squared = vectors.square().sum(dim=-1)  # (...): adding along a last axis of one takes ONNX Runtime ten times as long
         factors = (squared + EPSILON).sqrt() / (self.constant + squared)
         return vectors * factors.unsqueeze(-1)
 

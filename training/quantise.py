@@ -1,7 +1,7 @@
 """The encoder in int8: static QDQ, per channel, calibrated on training digits.
 
 Convolutions and fully connected layers only. Squash and routing weigh small differences between lengths and stay float. So does
-the layer that sees the picture: its few weights are slower in int8, and what each is rounded by all layers after it hand on. So
+the layer that sees the picture: its few weights are slower in int8, and all layers after it hand on by what each was rounded. So
 may the layer whose output is squashed: of some networks 256 levels of it make coarse capsules.
 """
 
@@ -48,8 +48,8 @@ class _Digits(CalibrationDataReader):  # type: ignore[misc]
 
 
 def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.ModelProto:
-    """The float32 encoder graph with its convolutions in int8; `calibration` (n, C, H, W) shows it usual activations, `capsules`
-    says whether the layer that makes them is among those."""
+    """The float32 encoder graph with its convolutions in int8, with `capsules` the one that makes capsules too; `calibration`
+    (n, C, H, W) shows it usual activations."""
     logging.getLogger().addFilter(_quiet)
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints each of its steps
@@ -79,7 +79,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
 
 def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
     """The layer that sees the picture and, unless `capsules`, those with no ReLU after them, whose output is capsules or scores;
-    but none that is nearly all the work, as the second of `paper`'s two."""
+    but no layer that is nearly all the work, as the second of `paper`'s two."""
     weights = {tensor.name: math.prod(tensor.dims) for tensor in encoder.graph.initializer}
     layers = [node for node in encoder.graph.node if node.op_type in ("Conv", "Gemm")]
     rectified = {node.input[0] for node in encoder.graph.node if node.op_type == "Relu"}

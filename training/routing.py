@@ -45,7 +45,7 @@ def agreement(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | N
     seen = votes.detach()
     sums = _uniform(seen if iterations > 1 else votes, voices)
     for step in range(1, iterations):
-        direction = sums / (sums.square().sum(dim=-1, keepdim=True) + EPSILON).sqrt()
+        direction = sums / (sums.square().sum(dim=-1) + EPSILON).sqrt().unsqueeze(-1)
         logits = _agreement(seen, direction, voices)
         sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
     return squash(sums)

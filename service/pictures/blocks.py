@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 LARGEST = 1024  # pixels of the longer side; where pictures are larger nobody would have repeated pixels
-FEW = 8  # lines of a picture, which tell of most that it has no blocks
+FEW = 8  # lines spread over a picture, which tell of most that it has no blocks
 UNEVEN = 3  # pixels: blocks that are not all as large are at least so
 
 Places = NDArray[np.intp]
@@ -18,11 +18,16 @@ Places = NDArray[np.intp]
 
 def unblocked(picture: Image.Image) -> Image.Image:
     """A pixel for each block; the picture itself, where it has none."""
-    if picture.mode not in ("1", "L", "RGB") or "transparency" in picture.info or max(picture.size) > LARGEST:
+    if (
+        picture.mode not in ("1", "L", "LA", "RGB", "RGBA", "I;16")
+        or "transparency" in picture.info
+        or max(picture.size) > LARGEST
+    ):
         return picture
     levels = np.asarray(picture)
-    sides = []
-    for lines in (levels[:, :FEW], levels[:FEW].swapaxes(0, 1), levels, levels.swapaxes(0, 1)):
+    sides, height, width = [], levels.shape[0], levels.shape[1]
+    few = levels[:, :: max(1, width // FEW)], levels[:: max(1, height // FEW)].swapaxes(0, 1)
+    for lines in (*few, levels, levels.swapaxes(0, 1)):
         sides.append((_edges(lines), len(lines)))
         if _narrowest(*sides[-1]) == 1:
             return picture

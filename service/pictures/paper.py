@@ -33,13 +33,13 @@ NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows ar
 def departure(colours: Array, frames: bool = True) -> Departure:
     """Of (h, w, 3 or 1) from the paper that is the likeliest; where two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
-    board = _is_black(colours.reshape(-1, 1, colours.shape[2])[border])
     tried: list[tuple[int, Departure, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
-            seen = Departure(line)
-            tried.append((_doubt(rest := unruled(seen), border, shaded=not (board and attempt is _flat)), seen, rest))
+            rest = unruled(seen := Departure(line))
+            board = attempt is _flat and _is_black(colours, line, border)
+            tried.append((_doubt(rest, border, shaded=not board), seen, rest))
         if tried and min(doubt for doubt, _, _ in tried) <= acceptable:
             break
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
@@ -51,16 +51,18 @@ def departure(colours: Array, frames: bool = True) -> Departure:
     return rest if rest is seen else unframed(rest) or rest
 
 
-def _is_black(rim: Array) -> bool:
-    """Most of (n, 1, 3 or 1): light falls into every shadow, and what is blacker was drawn on a screen."""
-    return median(lightness(rim)) < BLACK
+def _is_black(colours: Array, line: Array, border: Places) -> bool:
+    """Whether this paper is, along the border: light falls into every shadow, and what is blacker was drawn on a screen."""
+    paper = border[abs(line.ravel()[border]) < NEAR]
+    return bool(paper.size) and median(lightness(colours.reshape(-1, 1, colours.shape[2])[paper])) < BLACK
 
 
 def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
     """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
 
     A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
-    the dark, light and ink go opposite ways. Only blurred ink is pale too, and it is not even, or where nothing is `shaded`.
+    the dark, light and ink go opposite ways. Blurred ink is pale too, but not even; even ink is told from shadow where nothing
+    is `shaded`.
     """
     if not departing.written:
         return NONE
@@ -73,9 +75,7 @@ def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
         return NONE
     off = ascending(off)
     lower, middle, upper = (quantile(off, part) for part in (0.25, 0.5, 0.75))
-    if middle > 0.8 * full or upper - lower > 0.25 * full:
-        return SOME
-    return GRAVE if shaded else NONE
+    return SOME if middle > 0.8 * full or upper - lower > 0.25 * full or not shaded else GRAVE
 
 
 def _border(height: int, width: int) -> Places:

@@ -11,10 +11,12 @@ from service.pictures.blocks import unblocked
 
 def noise(width: int, height: int, mode: str = "L") -> Image.Image:
     levels = np.random.default_rng(width * height).integers(0, 256, (height, width, 3)).astype(np.uint8)
+    if mode == "I;16":
+        return Image.fromarray(levels[..., 0].astype(np.uint16) * 257)
     return Image.fromarray(levels).convert(mode)
 
 
-@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
+@pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "I;16"])
 @pytest.mark.parametrize("side", [24, 28, 50, 75, 100, 110, 128, 1001])
 def test_blocks_become_the_pixels_that_they_were(side: int, mode: str) -> None:
     before = noise(8, 6, mode)
@@ -27,6 +29,27 @@ def test_so_do_those_of_programs_that_round_down(side: int) -> None:
     before = np.asarray(noise(8, 8))
     shown = np.arange(side) * 8 // side
     assert np.array_equal(np.asarray(unblocked(Image.fromarray(before[shown][:, shown]))), before)
+
+
+@pytest.mark.parametrize("side", [24, 28, 100, 128, 1001])
+def test_blocks_of_a_drawing_mostly_blank_too(side: int) -> None:
+    before = Image.new("L", (8, 8), "white")
+    before.putpixel((3, 2), 0)
+    before.putpixel((4, 2), 128)
+    before.putpixel((3, 3), 0)
+    larger = before.resize((side, side), Image.Resampling.NEAREST)
+    small = unblocked(larger)
+    assert small.width == small.height < side
+    assert np.array_equal(np.asarray(small.resize((side, side), Image.Resampling.NEAREST)), np.asarray(larger))
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 300), (300, 1), (100, 101)])
+@pytest.mark.parametrize("mode", ["1", "L", "RGB"])
+def test_a_blank_picture_or_a_strip_stays_blank(size: tuple[int, int], mode: str) -> None:
+    small = unblocked(Image.new(mode, size, "white"))
+    assert small.mode == mode
+    assert np.asarray(small).size
+    assert np.asarray(small).min() == np.asarray(Image.new(mode, (1, 1), "white")).max()
 
 
 def test_without_blocks_a_picture_stays_as_it_is() -> None:

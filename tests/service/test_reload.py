@@ -147,7 +147,9 @@ def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: by
     assert {line.rpartition(" ")[2] for line in lines if line.startswith(gauges)} == {"0.0"}
 
 
-def test_what_is_not_sound_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+def test_what_is_not_sound_changes_nothing(
+    keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     before = versions(keyed)
     renewed(folder / "another", "sound, and beside one that is not")
     (folder / "tiny" / "encoder.onnx").write_bytes(b"no graph")
@@ -155,6 +157,9 @@ def test_what_is_not_sound_changes_nothing(keyed: httpx.Client, folder: Path, se
     assert answer.status_code == 409
     assert "sha256" in answer.json()["detail"]
     assert "what was served before still is" in answer.json()["detail"]
+    assert any(
+        told.startswith("not reloaded, what was served before still is: ") and "sha256" in told for told in caplog.messages
+    )
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200

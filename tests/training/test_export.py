@@ -211,12 +211,14 @@ def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
     monkeypatch.setattr("training.export.ROUNDED", rounded)
     network = replace(TINY, stem=(*TINY.stem, Conv(16, kernel=3)), primary=replace(TINY.primary, kernel=3))
     made = graphs.storable(untrained(network).restored())
-    write_graphs(made, network, tmp_path, calibration=torch.rand(50, *network.image_shape))
+    said: list[str] = []
+    write_graphs(made, network, tmp_path, torch.rand(50, *network.image_shape), said.append)
     graph = onnx.load(tmp_path / ENCODER_FILES["int8"]).graph
     whole = {output for node in graph.node if node.op_type == "DequantizeLinear" for output in node.output}
     convolutions = [node for node in graph.node if node.op_type == "Conv"]
     assert len(convolutions) == 3
     assert sum(node.input[1] not in whole for node in convolutions) == float_layers
+    assert [bool(re.match(r"in int8 lengths move by \S+, more than 0: ", each)) for each in said] == [True] * (float_layers - 1)
 
 
 def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
