@@ -1,6 +1,7 @@
 """The pixels of a picture by how bright they are: which level parts ink from paper, how far the ink departs. Knows no blots.
 
-Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew.
+Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew. Sorting
+them as whole numbers of 16 bits, digit by digit, is several times as fast again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ FAINT = 0.6  # of the threshold that parts ink from paper: what is printed or dr
 OFF = 0.2  # of the ink's strength: what departs by more is not paper
 DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
 EXTREME = 8000  # pixels of which one may be brighter than the ink
+MANY = 2000  # values of which a 32,767th of the largest is a step too small to matter
 
 
 def lightness(colours: Array) -> Array:
@@ -29,8 +31,15 @@ def lightness(colours: Array) -> Array:
 
 
 def ascending(values: Array) -> Array:
-    """All of them in one row."""
-    return np.sort(values, axis=None)
+    """All of them in one row; of many, each to 16 bits, nought exactly."""
+    if values.size < MANY:
+        return np.sort(values, axis=None)
+    furthest = max(float(values.max()), -float(values.min()))
+    step = np.float32(furthest / np.iinfo(np.int16).max or 1)
+    codes = np.rint(values.ravel() / step).astype(np.int16)
+    codes.sort(kind="stable")  # numpy's radix sort, which it has for 16 bits at most
+    levels: Array = codes * step
+    return levels
 
 
 def quantile(levels: Array, part: float) -> float:

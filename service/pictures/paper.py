@@ -131,9 +131,7 @@ def _smooth(colours: Array, border: Places) -> Array | None:
 
 def _middle(colours: Array) -> Array:
     """The median of each channel of (n, channels)."""
-    levels = np.sort(colours, axis=0)
-    middle: Array = (levels[(len(levels) - 1) // 2] + levels[len(levels) // 2]) / 2
-    return middle
+    return np.array([median(channel) for channel in colours.T], np.float32)
 
 
 def _towards_ink(rest: Array) -> Array:

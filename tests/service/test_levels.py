@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.pictures.levels import BINS, Departure, ascending, otsu, quantile
+from service.pictures.levels import BINS, MANY, Departure, ascending, median, otsu, quantile
 
 rng = np.random.default_rng(0)
 VALUES: dict[str, NDArray[np.float32]] = {
@@ -25,6 +25,29 @@ def test_quantiles(values: NDArray[np.float32], part: float) -> None:
     assert quantile(ascending(values), part) == pytest.approx(np.quantile(values, part), abs=1e-6)
 
 
+@pytest.mark.parametrize("count", [MANY - 1, MANY, 50_000])
+def test_many_levels_ascend_and_are_those_of_the_picture(count: int) -> None:
+    values = np.random.default_rng(count).normal(0, 0.3, (count, 1)).astype(np.float32)
+    found, exact = ascending(values), np.sort(values, axis=None)
+    assert found.dtype == np.float32
+    assert (np.diff(found) >= 0).all()
+    assert np.abs(found - exact).max() <= np.abs(exact).max() / 60_000
+
+
+@pytest.mark.parametrize("level", [0.0, 1.0, -0.7])
+def test_many_of_one_level_are_of_no_other(level: float) -> None:
+    found = ascending(np.full((100, 100), level, np.float32))
+    assert found.shape == (10_000,)
+    assert np.ptp(found) == 0
+    assert found[0] == pytest.approx(level)
+
+
+def test_what_does_not_depart_from_the_paper_does_so_by_nothing_at_all() -> None:
+    departing = np.zeros((100, 100), np.float32)
+    departing[:30] = np.random.default_rng(0).normal(0, 0.3, (30, 100))
+    assert median(departing) == 0
+
+
 @pytest.mark.parametrize("name", ["noise", "ink on paper", "blurred ink", "few"])
 def test_the_threshold_leaves_two_groups_as_different_as_any(name: str) -> None:
     values = VALUES[name].ravel().astype(np.float64)
@@ -41,7 +64,7 @@ def test_the_threshold_leaves_two_groups_as_different_as_any(name: str) -> None:
 def test_strength_and_grain(values: NDArray[np.float32]) -> None:
     found, steps = Departure(values), [np.abs(np.diff(values, axis=axis)).ravel() for axis in (0, 1)]
     assert found.strength == (np.sort(values.ravel())[-4] if values.size > 4 else values.max())
-    assert found.grain == pytest.approx(1.05 * np.median(np.concatenate(steps)) if values.size > 1 else 0, abs=1e-6)
+    assert found.grain == pytest.approx(1.05 * np.median(np.concatenate(steps)) if values.size > 1 else 0, abs=1e-5)
 
 
 def test_noise_is_not_writing_and_ink_is() -> None:
