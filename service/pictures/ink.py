@@ -15,7 +15,7 @@ from PIL import Image
 
 from service.bundle import Array
 from service.pictures.blots import components, grown
-from service.pictures.levels import DIAGONAL, Departure, median, quantile
+from service.pictures.levels import DIAGONAL, Departure, median
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
 
@@ -160,7 +160,7 @@ def _cleaned(departing: Departure) -> Array:
     strong = line > threshold
     if not strong.any():
         return blank
-    full = quantile(levels[levels > threshold], 0.5)
+    full = median(line[strong])
     blots = components(line > 0.8 * threshold)
     sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
     sizes[0] = 0
