@@ -177,6 +177,16 @@ class Catalogue:
 
         What changed is verified, replayed and warmed beside the old and then takes its place; on any fault all stays as it was.
         """
+        try:
+            changes = await self._taken_up()
+        except (BundleError, StartError) as error:
+            why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
+            logger.error("not reloaded, what was served before still is: %s", why)
+            raise
+        logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
+        return changes
+
+    async def _taken_up(self) -> dict[str, Change]:
         async with self._reloading:
             before = self._served
             known = {name: served.net for name, served in before.items()}
@@ -195,7 +205,6 @@ class Catalogue:
                 self._metrics.describe(served.net)
                 served.measure()
             interpreter.settle()
-        logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
         return changes
 
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:

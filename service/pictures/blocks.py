@@ -25,13 +25,11 @@ def unblocked(picture: Image.Image) -> Image.Image:
     ):
         return picture
     levels = np.asarray(picture)
-    sides, height, width = [], levels.shape[0], levels.shape[1]
+    height, width = levels.shape[:2]
     few = levels[:, :: max(1, width // FEW)], levels[:: max(1, height // FEW)].swapaxes(0, 1)
-    for lines in (*few, levels, levels.swapaxes(0, 1)):
-        sides.append((_edges(lines), len(lines)))
-        if _narrowest(*sides[-1]) == 1:
-            return picture
-    sides = sides[2:]  # down, across
+    if any(_narrowest(_edges(lines), len(lines)) == 1 for lines in few):
+        return picture
+    sides = [(_edges(lines), len(lines)) for lines in (levels, levels.swapaxes(0, 1))]  # down, across
     even = math.gcd(*picture.size, *(int(edge) for edges, _ in sides for edge in edges))
     if even > 1:
         return Image.fromarray(levels[::even, ::even])

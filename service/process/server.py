@@ -93,8 +93,8 @@ class Server(uvicorn.Server):
     async def _reload_models(self) -> None:
         try:
             await self._catalogue.reload()
-        except (BundleError, StartError) as error:
-            logger.error("not reloaded, what was served before still is: %s", error)
+        except (BundleError, StartError):
+            pass  # which the catalogue has told
         except Exception:  # nobody awaits this task: asyncio would tell of it when the next one takes its place
             logger.exception("not reloaded, for a fault of the server's own")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -14,8 +13,6 @@ from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError
 from service.routes.direct import Bare, refusals
 from service.schemas import ModelDetail, Models, Reloaded
 from service.served import Served
-
-logger = logging.getLogger(__name__)
 
 router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, UnknownModel, Unprocessable), tags=["models"])
 
@@ -50,9 +47,7 @@ async def reload(request: Request) -> Response:
     try:
         changes = await service.catalogue.reload()
     except (BundleError, StartError) as error:
-        why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
-        logger.error("not reloaded, what was served before still is: %s", why)
-        raise NotReloaded(f"{why}; what was served before still is") from error
+        raise NotReloaded(f"{error}; what was served before still is") from error
     await service.siblings.let_all_reload()
     return JSONResponse({"models": changes})
 
