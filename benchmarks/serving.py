@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import re
 import time
 from collections.abc import Sequence
@@ -90,6 +91,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     for server in servers.values():
         _load(server, pictures, 1)
     sent = _answered(two)
+    variant = json.loads(default.get(f"/models/{compact.manifest.name}"))["variant"]
     for _ in range(rounds):
         for name, server in servers.items():
             before = server.processor_seconds()
@@ -99,7 +101,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
         found[SCANS].append(_load(default, scans, seconds))
         found[SCANS_TWO].append(_load(two, scans, seconds))
         found[ALONE].append(_load(default, pictures, seconds / 2, concurrency=1))
-        bare.append(_bare_run(compact))
+        bare.append(_bare_run(compact, variant))
     for name, loads in found.items():
         cores = f"   {median(busy[name]):.2f} cores" if name in busy else ""
         print(f"{name:38} {_summary(loads)}{cores}", flush=True)
@@ -164,9 +166,8 @@ def _answered(server: Server) -> int:
     return int(sum(map(float, found)))
 
 
-def _bare_run(made: Bundle) -> float:
-    """Median seconds of one picture through the encoder that the default runs, and nothing else."""
-    variant: Variant = "int8" if "int8" in made.manifest.variants and cpus.is_faster_in_int8() else "fp32"
+def _bare_run(made: Bundle, variant: Variant) -> float:
+    """Median seconds of one picture through the encoder, and nothing else."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cpus.available()
     sessions.sum_exactly(options)

@@ -20,12 +20,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.capsules import lengths
 from training.config import PRESETS
 from training.convolution import LargeConv2d
 from training.devices import DTYPES, hardware, keep_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
+from training.routing import lengths
 
 PAPER = PRESETS["paper"]
 BATCH, STEPS, WARM_UP = PAPER.training.batch_size, 5, 2

@@ -31,11 +31,6 @@ class Squash(nn.Module):
         return vectors * factors.unsqueeze(-1)
 
 
-def lengths(capsules: Tensor) -> Tensor:
-    """(..., size) -> (...): how sure each capsule is that its thing is there."""
-    return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
-
-
 class PrimaryCapsules(nn.Module):
     """Feature maps -> capsules (batch, places * kinds, size).
 

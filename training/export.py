@@ -43,7 +43,7 @@ from training.errors import ExportError, TrainingError
 from training.evaluate import Evaluation, Model, TorchModel, drawings_of, evaluate, fixed_batches, objects
 from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
-from training.quantise import int8
+from training.quantise import int8, may_keep_capsules_float
 from training.runtime import OnnxModel
 from training.statistics import Statistics, usual
 
@@ -247,10 +247,8 @@ def write_graphs(
         models["int8"] = saved("int8", int8(encoder, calibration, capsules=True))
         apart = models["int8"].classify(calibration).lengths - models["fp32"].classify(calibration).lengths
         moved = float(apart.square().mean().sqrt())
-        if not moved <= ROUNDED:
-            say(
-                f"in int8 lengths move by {moved:.2g}, more than {ROUNDED:g}: the layer that makes capsules stays float, if small"
-            )
+        if not moved <= ROUNDED and may_keep_capsules_float(encoder):
+            say(f"in int8 lengths move by {moved:.2g}, more than {ROUNDED:g}: the layer that makes capsules stays float")
             models["int8"] = saved("int8", int8(encoder, calibration, capsules=False))
     return models
 

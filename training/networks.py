@@ -10,9 +10,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from training.capsules import ClassCapsules, PrimaryCapsules, lengths
+from training.capsules import ClassCapsules, PrimaryCapsules
 from training.config import CapsuleNet, Conv, PlainNet
 from training.errors import SettingError
+from training.routing import lengths
 
 
 class Encoding(NamedTuple):

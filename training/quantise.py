@@ -77,6 +77,11 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
         logging.getLogger().removeFilter(_quiet)
 
 
+def may_keep_capsules_float(encoder: onnx.ModelProto) -> bool:
+    """Whether the layer that makes them is a small one: else `capsules` says nothing to int8()."""
+    return _kept_float(encoder, capsules=False) != _kept_float(encoder, capsules=True)
+
+
 def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
     """The layer that sees the picture and, unless `capsules`, those with no ReLU after them, whose output is capsules or scores;
     but no layer that is nearly all the work, as the second of `paper`'s two."""

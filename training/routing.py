@@ -29,6 +29,11 @@ class Routing(Protocol):
 EPSILON = 1e-7
 
 
+def lengths(capsules: Tensor) -> Tensor:
+    """(..., size) -> (...): of class capsules, how sure each is that its thing is there."""
+    return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
+
+
 def dynamic(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:
     """Sabour et al. 2017, Procedure 1: agreement with the squashed capsules accumulates in the logits."""
     seen = votes.detach()
@@ -45,8 +50,7 @@ def agreement(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | N
     seen = votes.detach()
     sums = _uniform(seen if iterations > 1 else votes, voices)
     for step in range(1, iterations):
-        direction = sums / (sums.square().sum(dim=-1) + EPSILON).sqrt().unsqueeze(-1)
-        logits = _agreement(seen, direction, voices)
+        logits = _agreement(seen, sums / lengths(sums).unsqueeze(-1), voices)
         sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
     return squash(sums)
 

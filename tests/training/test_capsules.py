@@ -6,10 +6,10 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash, lengths
+from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash
 from training.config import CapsuleNet, Conv, Primary
 from training.errors import SettingError, UnknownNameError
-from training.routing import ROUTINGS
+from training.routing import ROUTINGS, lengths
 
 
 def class_capsules(inputs: int = 20, *, shared: bool = False, routing: str = "dynamic", scale: float = 1.0) -> ClassCapsules:

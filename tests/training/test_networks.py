@@ -3,9 +3,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from training.capsules import lengths
 from training.config import PRESETS, CapsuleNet
 from training.networks import CapsuleEncoder, Encoding, Network, parameters
+from training.routing import lengths
 
 
 @pytest.mark.parametrize("name", PRESETS)

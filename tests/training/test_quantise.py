@@ -7,7 +7,7 @@ import torch
 from training import graphs
 from training.config import PRESETS
 from training.networks import Network
-from training.quantise import int8
+from training.quantise import int8, may_keep_capsules_float
 
 
 @pytest.mark.parametrize(
@@ -33,6 +33,12 @@ def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_no
     layers = [node for node in graph.node if node.op_type in ("Conv", "Gemm")]
     assert sum(node.input[1] not in quantised for node in layers) == float_layers
     assert len(layers) > float_layers
+
+
+@pytest.mark.parametrize(("name", "may"), [("compact", True), ("pooled", True), ("paper", False), ("shared", False)])
+def test_who_exports_can_ask_whether_that_layer_is_small(name: str, may: bool) -> None:
+    config = PRESETS[name].network
+    assert may_keep_capsules_float(graphs.encoder_graph(graphs.storable(Network(config)), config)) is may
 
 
 def test_one_huge_value_leaves_the_others_their_levels() -> None:
