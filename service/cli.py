@@ -6,10 +6,10 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial
 from importlib.metadata import version
-from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
@@ -18,7 +18,7 @@ from service import commands, faults
 from service.errors import StartError
 from service.manifest import BundleError
 from service.process import logs
-from service.settings import PREFIX, Settings
+from service.settings import ALIKE, KEY, PREFIX, Settings
 
 logger = logging.getLogger(__name__)
 
@@ -29,7 +29,11 @@ PREDICT = (*CHECK, "max_pixels", "max_body")
 
 def run(arguments: Sequence[str] | None) -> int:
     """Gives the exit status."""
-    options = vars(_parser().parse_args(arguments))
+    parser = _parser()
+    parsed, strange = parser.parse_known_args(arguments)
+    options = vars(parsed)
+    if strange:
+        parser.error(_not_understood(strange, map(_flag, options)))
     command = options.pop("command")
     flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
     try:
@@ -43,6 +47,19 @@ def run(arguments: Sequence[str] | None) -> int:
     except (BundleError, StartError) as error:
         _tell(str(error), as_json=False)  # serve has logged its own
     return 2
+
+
+def _not_understood(words: Sequence[str], flags: Iterable[str]) -> str:
+    """Without the values: one might be a key."""
+    typed = [word.partition("=")[0] for word in words if word.startswith("-")]
+    if not typed:
+        return f"expected flags, found {' '.join(words)}"
+    if typed[0] == _flag("api_key"):
+        return f"there is no {typed[0]}, which everybody on this machine could read: set {KEY} in the environment"
+    meant = get_close_matches(typed[0], flags, n=1, cutoff=ALIKE)
+    return f"there is no {typed[0]} here; " + (
+        f"expected {meant[0]}" if meant else "--help after the command lists what there is"
+    )
 
 
 def _logs_json(flags: Mapping[str, str | None]) -> bool:
@@ -67,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
     check = verb("check", parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
     check.set_defaults(command=commands.check)
     predict = verb("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
-    predict.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a picture; - is standard input")
+    predict.add_argument("files", nargs="+", metavar="FILE", help="a picture; - is standard input")
     predict.add_argument(
         "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
     )

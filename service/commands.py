@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # it opens ONNX Runtime
 
 logger = logging.getLogger(__name__)
 
-STDIN = Path("-")
+STDIN = "-"
 OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # this machine's
 FAULT = "a fault of the server's own"
 
@@ -106,7 +106,7 @@ def check(settings: Settings) -> int:
     return status
 
 
-def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct: bool) -> int:
+def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: bool) -> int:
     """A line of JSON for each file, the same as POST /predict would answer."""
     from service import answer, catalogue, images
     from service.verdict import Judge
@@ -115,29 +115,29 @@ def predict(settings: Settings, files: list[Path], normalise: bool, reconstruct:
     nets, status = catalogue.load(settings), 0
     net = nets[catalogue.default(settings, nets)]
     judge = Judge(net.manifest)
-    for path in files:
+    for file in files:
         try:
-            image = images.decoded(_content(path, settings.max_body), settings.max_pixels, net.manifest, normalise)
+            image = images.decoded(_content(file, settings.max_body), settings.max_pixels, net.manifest, normalise)
         except (OSError, ServiceError) as error:
             what = error.strerror if isinstance(error, OSError) else error
-            print(f"capserve: {path}: {what}", file=sys.stderr)
+            print(f"capserve: {file}: {what}", file=sys.stderr)
             status = 1
         else:
             perception = net.perceive(image[None], np.array([True]))
             (judged,) = judge.verdicts(perception)
-            _say(json.dumps({"file": str(path), **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
+            _say(json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
     return status
 
 
-def _content(path: Path, most: int) -> bytes:
+def _content(file: str, most: int) -> bytes:
     """Of a picture file, or of standard input for `-`."""
-    if path.is_dir():
-        raise Unprocessable("a folder; name the pictures in it")
-    if path == STDIN:
+    if file == STDIN:
         content = b"" if sys.stdin is None else sys.stdin.buffer.read(most + 1)  # None where it was closed
+    elif Path(file).is_dir():
+        raise Unprocessable("a folder; name the pictures in it")
     else:
-        with path.open("rb") as file:
-            content = file.read(most + 1)
+        with open(file, "rb") as opened:
+            content = opened.read(most + 1)
     if len(content) > most:
         raise TooLarge(f"larger than {most:,} bytes; send a smaller picture, or raise CAPSERVE_MAX_BODY")
     return content

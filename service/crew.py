@@ -23,7 +23,7 @@ from service.pace import Pace
 
 T = TypeVar("T")
 
-LATE = "the deadline passed before a picture was decoded or drawn; send a smaller one, or ask again later"
+LATE = "the deadline passed before pictures were decoded or drawn; ask again later, or for fewer or smaller ones"
 
 
 class Crew:

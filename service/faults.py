@@ -50,8 +50,8 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "missing":
         return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))
     secret = part.get("type") == "string" and "enum" not in part
-    text = "the text " if isinstance(fault["input"], str) and fault["type"].endswith("_type") else ""  # "1" where a 1 should be
-    return f"{place}: expected {_expected(part)}, found {text}{_found(fault['input'], secret)}"
+    found = _found(fault["input"], secret, another_kind=fault["type"].endswith("_type"))  # "1" where a 1 should be
+    return f"{place}: expected {_expected(part)}, found {found}"
 
 
 def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:
@@ -98,11 +98,13 @@ def _range(part: Schema) -> str:
     return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""
 
 
-def _found(value: object, secret: bool) -> str:
+def _found(value: object, secret: bool, another_kind: bool) -> str:
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
+    if isinstance(value, str) and (secret or len(value) > LONGEST):
+        return f"{'text of ' if another_kind else ''}{len(value):,} characters"
     if isinstance(value, str):
-        return f"{len(value):,} characters" if secret or len(value) > LONGEST else value or "nothing"
+        return ("the text " if another_kind and value else "") + (value or "nothing")
     if value is None or isinstance(value, bool | int | float):
         return json.dumps(value)[:LONGEST]
     return "an object"

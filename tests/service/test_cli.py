@@ -73,7 +73,10 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
         (["--max-batch", "0"], {}, "capserve: --max-batch: expected a whole number from 1 to 1024, found 0"),
         (["--threads", "100000"], {}, "capserve: --threads: expected a whole number from 1 to 1024, found 100000"),
-        (["--por", "9100"], {}, "unrecognized arguments: --por 9100"),
+        (["--por", "9100"], {}, "capserve: error: there is no --por here; expected --port"),
+        (["--trace=collector"], {}, "capserve: error: there is no --trace here; expected --traces\n"),
+        (["--fast"], {}, "there is no --fast here; --help after the command lists what there is"),
+        (["9100"], {}, "expected flags, found 9100"),
         (["--port", "bad"], {"CAPSERVE_MAX_WAIT": "-1"}, "CAPSERVE_MAX_WAIT: expected"),
         ([], {"CAPSERVE_DEVICE": "tpu"}, "CAPSERVE_DEVICE: expected auto or cpu or cuda, found tpu"),
         (
@@ -210,7 +213,15 @@ def test_it_says_which_version_it_is() -> None:
 def test_flags_of_serve_are_refused_where_they_mean_nothing(verb: str) -> None:
     ended = run(verb, "--port", "1", *(["7.png"] if verb == "predict" else []))
     assert ended.returncode == 2
-    assert "unrecognized arguments: --port" in ended.stderr
+    assert "there is no --port here" in ended.stderr
+
+
+@pytest.mark.parametrize("typed", [["--api-key", "sesame"], ["--api-key=sesame"]])
+def test_a_key_that_is_typed_is_not_repeated(typed: list[str]) -> None:
+    ended = run("serve", *typed)
+    assert ended.returncode == 2
+    assert "set CAPSERVE_API_KEY in the environment" in ended.stderr
+    assert "sesame" not in ended.stderr
 
 
 @pytest.mark.parametrize("verb", ["check", "predict"])
@@ -255,6 +266,7 @@ def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, se
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES)}
     piped = subprocess.run([*CAPSERVE, "predict", "-"], input=seven, capture_output=True, env=environment, check=True, timeout=60)
     assert json.loads(piped.stdout) == {**json.loads(run("predict", str(tmp_path / "7.png")).stdout), "file": "-"}
+    assert run("predict", "./-").stderr == "capserve: ./-: No such file or directory\n"
     ended = run("predict", "--max-body", str(len(seven) - 1), str(tmp_path), str(tmp_path / "7.png"), str(tmp_path / "8.png"))
     assert ended.returncode == 1
     assert [line.removeprefix(f"capserve: {tmp_path}") for line in ended.stderr.splitlines()] == [

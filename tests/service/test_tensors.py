@@ -80,6 +80,7 @@ def test_raw_bytes_are_little_endian_rows_wherever_they_begin():
         ({"data": [10**400, 1, 2, 0.5]}, "too large"),
         ({"data": None}, "either data or"),
         ({"data": "AAAA"}, r"inputs\[0\].data: expected a list, found the text AAAA"),
+        ({"data": "A" * 2000}, r"inputs\[0\].data: expected a list, found text of 2,000 characters"),
         ({"name": "y"}, "expected the inputs x"),
         ({"parameters": {"binary_data_size": 16}}, "Inference-Header-Content-Length"),
         ({"parameters": {"shared_memory_region": "mine"}}, "shared_memory_region"),
