@@ -1,7 +1,8 @@
 """Lines drawn around a digit or along it, which are no part of it: a form's box, a teacher's ring, an underline. Knows no digits.
 
-A frame is a blot of its own whose outline is a rectangle's or a disc's, and what is written lies inside, on all sides of it some
-of the frame. Words beside it say what is asked for; anything larger there may be meant as well, and then nothing is taken away.
+A frame is a blot of its own whose outline is a rectangle's, a disc's or an oval's, and what is written lies inside, on all sides
+of it some of the frame. Words beside it say what is asked for, and boxes alike that are empty ask for nothing; anything larger
+there may be meant as well, and then nothing is taken away.
 """
 
 from __future__ import annotations
@@ -16,9 +17,12 @@ from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
 SPECK = 0.04  # of the longest blot: what is shorter is dirt
-FILLING = 0.25  # of a frame's longer side: what is shorter is dirt, as in a 0
-# Of a frame like a 0's outline, a ring or an upright rectangle: what is shorter may be the dot or the stroke in a 0.
+FILLING = 0.25  # of a frame's shorter side: what is shorter is dirt, as in a 0
+# Of a frame like a 0's outline, a ring or an upright rectangle: what is plain and shorter may be the dot or the stroke in a 0.
 RINGED, UPRIGHT = 0.6, 0.5
+# Of what is plain: the most of its rows or its columns that meet it twice, or how wide it is, of its length, however bent.
+TWICE, SLIM = 0.1, 0.35
+ALIKE = 0.9  # of the largest frame's sides: what is as large is a frame like it
 AROUND = 0.7  # of the rows and columns of what is framed: those that end at the frame on either side
 BESIDE = 0.6  # of what is framed: how long something outside may be, a word of what is asked for; else who knows which is meant
 THIN = 0.12  # of a line's length: the most that it may be high
@@ -56,9 +60,15 @@ def unframed(departing: Departure) -> Departure | None:
 
 def _in_parts(mask: Mask) -> bool:
     """Whether some row meets strokes thrice, as where a frame surrounds one, or meets none between others, as above a line."""
-    met = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
+    met = _strokes(mask)
     rows = np.flatnonzero(met)
     return len(rows) > 0 and (int(met.max()) > 2 or int(rows[-1] - rows[0]) >= len(rows))
+
+
+def _strokes(mask: Mask) -> Places:
+    """How many each row meets."""
+    met: Places = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
+    return met
 
 
 class _Blots(NamedTuple):
@@ -86,31 +96,50 @@ class _Blots(NamedTuple):
         return _Blots(numbers, clean, top[clean], bottom[clean], left[clean], right[clean])
 
     @property
+    def width(self) -> Places:
+        return self.right - self.left + 1
+
+    @property
+    def height(self) -> Places:
+        return self.bottom - self.top + 1
+
+    @property
     def longest(self) -> int:
-        return int(np.maximum(self.bottom - self.top, self.right - self.left).max(initial=-1)) + 1
+        return int(np.maximum(self.width, self.height).max(initial=0))
 
     def some(self, chosen: Mask) -> _Blots:
         return _Blots(self.numbers, *(each[chosen] for each in self[1:]))
 
     def framed(self) -> _Blots | None:
-        """Those that the largest encloses, if it is a frame."""
+        """Those that the largest encloses, if it is a frame; of several boxes alike, those in the only one that is not empty."""
         if len(self.names) < 2:
             return None
-        largest = int(((self.bottom - self.top + 1) * (self.right - self.left + 1)).argmax())
-        frame = self.numbers == self.names[largest]
-        others = np.arange(len(self.names)) != largest
-        inside = others & np.array([self._encloses(frame, number) for number in range(len(self.names))])
-        if not inside.any():
+        frames = self._alike()
+        filled = [number for number, inside in frames.items() if inside.any()]
+        if len(filled) != 1:
             return None
-        framed, beside = self.some(inside), self.some(others & ~inside)
-        if beside.longest > BESIDE * framed.longest:
+        (frame,) = filled
+        framed, beside = self.some(frames[frame]), ~frames[frame]
+        beside[[frame, *(each for each in frames if each != frame and self._outline(each).fills())]] = False
+        if self.some(beside).longest > BESIDE * framed.longest:
             return None
-        shape = _outline(frame)
-        if shape is None:
-            return None
-        upright = shape.bottom - shape.top > SQUARE * (shape.right - shape.left)
-        least = UPRIGHT * upright if shape.fills() else RINGED
-        return framed if framed.longest > least * self.some(~others).longest else None
+        least = self._shortest(frame, plain=all(_plain(self.numbers == name) for name in framed.names))
+        return framed if least is not None and framed.longest > least * max(self.width[frame], self.height[frame]) else None
+
+    def _alike(self) -> dict[int, Mask]:
+        """The largest and those beside it that are as large, each with what it encloses."""
+        largest = int((self.width * self.height).argmax())
+        inside = self._enclosed(largest)
+        large = (self.width > ALIKE * self.width[largest]) & (self.height > ALIKE * self.height[largest]) & ~inside
+        return {each: inside if each == largest else self._enclosed(each) for each in np.flatnonzero(large).tolist()}
+
+    def _enclosed(self, number: int) -> Mask:
+        """Which blots lie in this one."""
+        frame = self.numbers == self.names[number]
+        down, across = (self.top + self.bottom) / 2, (self.left + self.right) / 2
+        near = (self.top[number] < down) & (down < self.bottom[number])
+        near &= (self.left[number] < across) & (across < self.right[number])
+        return np.array([near[each] and each != number and self._encloses(frame, each) for each in range(len(self.names))])
 
     def _encloses(self, frame: Mask, number: int) -> bool:
         """Whether some of the frame lies on all sides of a blot, and not too far off."""
@@ -123,7 +152,20 @@ class _Blots(NamedTuple):
             return False
         before, after, above, below = (median(side[side >= 0].astype(np.float32)) for side in sides)
         width, height = right - left + 1, bottom - top + 1
-        return max(width, height) > FILLING * max(before + width + after, above + height + below)
+        return max(width, height) > FILLING * min(before + width + after, above + height + below)
+
+    def _outline(self, number: int) -> Rectangle:
+        frame = self.numbers == self.names[number]
+        return Rectangle.around(_between(frame) | _between(frame.T).T)
+
+    def _shortest(self, number: int, plain: bool) -> float | None:
+        """What may be written in this one, as a share of its length; None if it has no frame's outline."""
+        shape = self._outline(number)
+        if not plain:  # no 0 has that in it
+            return 0 if shape.fills_as_oval() else None
+        if shape.fills():
+            return UPRIGHT if shape.bottom - shape.top > SQUARE * (shape.right - shape.left) else 0
+        return RINGED if shape.fills_as_disc() else None
 
     def without_a_line(self) -> _Blots | None:
         """All but the widest, if that is a straight line below them which reaches beyond them on either side. Not above: that is
@@ -159,10 +201,14 @@ def _apart(written: Mask, line: Mask) -> int:
     return int((line.argmax(axis=0) - last)[both].min(initial=len(line))) - 1
 
 
-def _outline(frame: Mask) -> Rectangle | None:
-    """Whose outline it is, if a rectangle's or a disc's."""
-    box = Rectangle.around(_between(frame) | _between(frame.T).T)
-    return box if box.fills() or box.fills_as_disc() else None
+def _plain(blot: Mask) -> bool:
+    """A dot, or a stroke that is not much bent."""
+    met = _strokes(blot), _strokes(blot.T)
+    if all(np.count_nonzero(each > 1) <= TWICE * np.count_nonzero(each) for each in met):
+        return True
+    box = Rectangle.around(blot)
+    short, long = sorted((box.right - box.left, box.bottom - box.top))
+    return short < SLIM * long
 
 
 def _between(mask: Mask) -> Mask:

@@ -9,7 +9,7 @@ import numpy as np
 from service.pictures.blots import Mask
 
 FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
-ROUND, SQUARE = 0.74, 1.18  # of a disc: how much of its rectangle it fills, and how much longer one side of that is at most
+ROUND, SQUARE = 0.74, 1.18  # how much of its rectangle an oval fills, and how much longer one side of a disc's is at most
 TURNS = np.radians(np.arange(-45, 45, 1.5))
 LEVEL = int(np.abs(TURNS).argmin())
 ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
@@ -58,5 +58,8 @@ class Rectangle(NamedTuple):
         """Whether the blot is this rectangle, or has so much of what one must have."""
         return self.full > FULL * share
 
+    def fills_as_oval(self, share: float = 1.0) -> bool:
+        return self.full > ROUND * share
+
     def fills_as_disc(self, share: float = 1.0) -> bool:
-        return self.square and self.full > ROUND * share
+        return self.square and self.fills_as_oval(share)
