@@ -39,8 +39,10 @@ if has kubernetes-validate; then
       kubernetes-validate --strict --quiet --no-warn "$built"
     done
     rm "$built"
+    echo "kubernetes-validate: $(ls -d docker/kubernetes/*/ | wc -l) kustomizations"
+  else
+    echo "kubernetes-validate: the base alone, kubectl is not installed"
   fi
-  echo "kubernetes-validate: $(ls -d docker/kubernetes/*/ | wc -l) kustomizations"
 fi
 
 python docker/shipped.py audit

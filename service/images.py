@@ -48,6 +48,7 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 
 MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
+MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
@@ -201,14 +202,17 @@ def _scans(data: bytes) -> int:
     As its decoder walks: an end before any scan ends nothing, and what has no length is passed over alone.
     """
     count, at = 0, 0
-    while count <= MOST_SCANS and (found := MARKER.search(data, at)):
+    for _ in range(MOST_MARKERS):
+        found = MARKER.search(data, at)
+        if not found or count > MOST_SCANS:
+            return count
         marker, at = found[1][0], found.end()
         if marker == END_OF_IMAGE and count:
-            break
+            return count
         count += marker == START_OF_SCAN
         if marker >= LOWEST_WITH_LENGTH and marker not in (START_OF_IMAGE, END_OF_IMAGE):
             at += int.from_bytes(data[at : at + 2])
-    return count
+    raise Unprocessable(f"this JPEG has more than {MOST_MARKERS:,} markers, and no camera writes so many; save it again, as PNG")
 
 
 def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:

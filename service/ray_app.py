@@ -146,6 +146,9 @@ class Replicas(Siblings):
             found = await _all("measured", timeout_s=PATIENCE)
         except TimeoutError:
             raise Busy(f"a replica did not tell its metrics within {PATIENCE:g} seconds; ask again", "replicas") from None
+        for error in found:
+            if isinstance(error, Exception):
+                logger.error("a replica did not tell its metrics: %s", error)
         return exposition([each for each in found if not isinstance(each, Exception)])
 
 

@@ -85,24 +85,27 @@ class Served:
     async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
         """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
         perception, stages = await self._perceive(images, complete, drawn)
-        self._expect_numbers(perception)
+        self._expect_numbers("picture", perception.lengths, perception.drawings)
         verdicts = self.judge.verdicts(perception)
         self._predictions.saw(perception, verdicts)
         return Judged(perception, verdicts, stages)
 
-    def _expect_numbers(self, perception: Perception) -> None:
+    def _expect_numbers(self, what: str, *made: Array) -> None:
         """A network that divides by nought does so for single pictures: all others are answered, and JSON has no NaN."""
-        strange = np.flatnonzero(~np.isfinite(perception.lengths).all(axis=1))
-        if len(strange):
-            logger.error("model %s makes no numbers of a picture", self.manifest.name)
-            raise Unprocessable(
-                f"model {self.manifest.name} makes no numbers of picture {strange[0]}: send it to another, and train this anew"
-            )
+        for values in made:
+            strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+            if len(strange):
+                logger.error("model %s makes no numbers of a %s", self.manifest.name, what)
+                raise Unprocessable(
+                    f"model {self.manifest.name} makes no numbers of {what} {strange[0]}: ask another, and train this anew"
+                )
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W), and where the time went."""
         answer = await self._drawings.submit(poses, classes, deadline=complete + self._deadline)
-        return answer.outputs[0], answer.stages
+        (drawings,) = answer.outputs
+        self._expect_numbers("pose", drawings)
+        return drawings, answer.stages
 
     async def drain(self, timeout: float) -> bool:
         return all(await asyncio.gather(self._encodings.drain(timeout), self._drawings.drain(timeout)))

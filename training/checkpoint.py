@@ -71,10 +71,11 @@ def held(run: Path) -> Iterator[None]:
     """The folder for one run alone as long as it trains: of two each would save over the other's checkpoint."""
     folder = os.open(run, os.O_RDONLY)
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CheckpointError(f"another process trains into {run}; wait for it, or choose another --out") from error
         yield
-    except BlockingIOError as error:
-        raise CheckpointError(f"another process trains into {run}; wait for it, or choose another --out") from error
     finally:
         os.close(folder)
 

@@ -159,13 +159,14 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             images = _pictures(inference.inputs[IMAGES.name])
         found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
         visit.ran(found.stages, served.provider)
-        return await _answer(service, inference, found.perception, names, small=len(sent) <= SMALL_BYTES)
+        return await _answer(service, inference, found.perception, names)
 
 
-async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str], small: bool) -> Response:
+async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str]) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
+    small = sum(values.nbytes for values in outputs.values()) <= SMALL_BYTES
     content, json_size = write() if small else await service.crew.do(write)
     if json_size is None:
         return Response(content, media_type="application/json")

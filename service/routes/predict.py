@@ -13,7 +13,7 @@ from fastapi import APIRouter, Query, Request, Response
 from service import answer, images, state, visits
 from service.bundle import Array
 from service.crew import Line
-from service.errors import ServiceError, TooLarge
+from service.errors import ServiceError, TooLarge, TurnedAway
 from service.routes.direct import RESPONSES, Direct
 from service.schemas import ManyPictures, OnePicture, Prediction, Predictions, PredictQuery
 from service.served import Judged, Served
@@ -112,6 +112,8 @@ async def _indexed(
         line.next()
     try:
         return await _image(service, served, data, query, visit, line)
+    except TurnedAway:  # for the load, whichever picture it was
+        raise
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"
         raise

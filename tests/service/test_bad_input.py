@@ -252,6 +252,15 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
 
 
+@pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xc0\x00\x00"])
+def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
+    """In one thread of Python, while all others wait for it."""
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="more than 10,000 markers"):
+        images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
+    assert time.perf_counter() - began < 0.5
+
+
 @pytest.mark.alone
 def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
     sent = [

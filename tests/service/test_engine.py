@@ -220,6 +220,23 @@ def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_ans
         assert client.post("/predict", content=seven, headers={"Content-Type": "image/png"}).json()["label"] == "7"
 
 
+@pytest.mark.parametrize("form", ["image/png", "application/json"])
+def test_a_drawing_that_is_no_numbers_is_told(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, form: str, seven: bytes
+) -> None:
+    with serving(settings(), nets) as client:
+        pose = client.post("/predict", content=seven).json()["objects"][0]["pose"]
+        monkeypatch.setattr(
+            CapsNet, "reconstruct", lambda net, poses, _: np.full((len(poses), *net.manifest.image_shape), np.nan)
+        )
+        for answer, what in (
+            (client.get(f"/reconstruct?pose={pose}&dim=1&delta=0.1", headers={"Accept": form}), "pose"),
+            (client.post("/predict", content=seven), "picture"),
+        ):
+            assert answer.status_code == 422
+            assert f"model tiny makes no numbers of {what} 0" in answer.json()["detail"]
+
+
 def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("[ONNXRuntimeError] : 6 : Reshape: 3 pictures into 1\nand more")

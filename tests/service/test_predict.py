@@ -198,6 +198,13 @@ def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], s
         assert samples(client)["capserve_rejections_total", "late"] == 2
 
 
+def test_a_batch_past_its_deadline_blames_no_picture(nets: dict[str, CapsNet]) -> None:
+    photo = encoded(drawn("7", 1_000))  # for the crew
+    with serving(settings(deadline=1e-6), nets) as client:
+        answer = client.post("/predict/batch", files=[("file", photo), ("file", photo)])
+        assert (answer.status_code, answer.json()["detail"][:12]) == (504, "the deadline")
+
+
 class Slow:
     """An encoder that takes its time."""
 
