@@ -27,6 +27,7 @@ Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(lamb
 
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
+SIZED = "; as many bytes as the header Inference-Header-Content-Length says"
 BINARY = "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is"
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
@@ -135,7 +136,7 @@ def _parsed(text: bytes, announced: bool) -> InferenceRequest:
     try:
         return InferenceRequest.model_validate_json(text.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        advice = BINARY if not announced and error.errors()[0]["type"] == "json_invalid" else ""
+        advice = (SIZED if announced else BINARY) if error.errors()[0]["type"] == "json_invalid" else ""
         raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0] + advice) from None
 
 

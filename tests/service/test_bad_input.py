@@ -166,9 +166,7 @@ def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:
     assert "normalise: expected auto or none, found yes" in refused(
         small.post("/predict?normalise=yes", files={"file": seven}), 422
     )
-    assert "there is no colour in the query; it takes model" in refused(
-        small.post("/predict?colour=red", files={"file": seven}), 422
-    )
+    assert "the query takes no colour, but model" in refused(small.post("/predict?colour=red", files={"file": seven}), 422)
     assert "more than once" in refused(small.post("/predict?model=tiny&model=tiny", files={"file": seven}), 422)
     assert "tiny" in refused(small.post("/predict?model=resnet", files={"file": seven}), 404)
 

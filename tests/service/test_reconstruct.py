@@ -221,7 +221,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct?as_label=1", "needs a pose"),
         ("/reconstruct?pose=!!!", "not base64url"),
         ("/reconstruct?pose=abcd", "checksum"),
-        ("/reconstruct?dimm=1&delt=1", "there is no dimm, delt in the query; it takes model, pose, label"),
+        ("/reconstruct?dimm=1&delt=1", "the query takes no dimm, delt, but model, pose, label"),
         ("/reconstruct?size=28&size=56", "'size' is in the query more than once; give it once"),
         ("/reconstruct/sweep?label=1&label=1", "'label' is in the query more than once"),
         ("/reconstruct/sweep", "one pose"),
@@ -229,7 +229,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct/sweep?label=1&steps=1", "steps: expected a whole number from 2 to 41, found 1"),
         ("/reconstruct/morph?from=abcd", "to is missing: give the pose token that it ends with"),
         ("/reconstruct/morph?from=abcd&to=abcd", "from is not a whole pose token: its checksum is wrong"),
-        ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "there is no start in the query; it takes model, from, to"),
+        ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "the query takes no start, but model, from, to"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, path: str, told: str) -> None:

@@ -200,6 +200,13 @@ def test_ports_come_from_the_bundle_contract():
     assert Port.of(bundle.CAPSULES, manifest).metadata() == {"name": "capsules", "datatype": "FP32", "shape": [-1, 10, 6]}
 
 
+def test_a_length_of_json_that_is_not_its_length_is_named():
+    text = json.dumps(request()).encode()
+    for header, size in ((None, len(text) + 1), (str(len(text) - 1), len(text))):
+        with pytest.raises(MalformedRequest, match="the body is not JSON.*Inference-Header-Content-Length"):
+            tensors.read((text + b"x")[:size], header, [IN], OUT)
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.none() | st.text(max_size=5))
 def test_no_bytes_are_worse_than_malformed(body, header):
