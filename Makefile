@@ -17,7 +17,7 @@ run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 test: .venv/dev          ## the tests, warnings as errors: three at a time, since some wait, the page's by two, then those that must be alone
 	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/playground -m "not alone" --numprocesses 3 --dist worksteal
 	$(BIN)/pytest tests/playground --numprocesses 2 --dist worksteal
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest tests/service -m alone
 
 lint: .venv/dev          ## format, style, types, import directions, and what is in docker/
 	$(BIN)/ruff format --check .
