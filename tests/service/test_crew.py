@@ -46,7 +46,7 @@ def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
         await asyncio.sleep(0.05)
         leaves.cancel()
         came = time.monotonic()
-        with pytest.raises(TooLate, match="a smaller one"):
+        with pytest.raises(TooLate, match="or for fewer or smaller ones"):
             await waits
         assert time.monotonic() - came < 2
         with pytest.raises(TooLate):
