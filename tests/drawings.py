@@ -103,7 +103,7 @@ Colour = tuple[float, float, float]
 
 
 def painted(mask: Mask, ink: Colour, paper: Colour | NDArray[np.float64]) -> Image.Image:
-    levels = mask[..., None] * np.array(ink) + (1 - mask[..., None]) * np.array(paper)
+    levels = paper + mask[..., None] * (np.array(ink) - paper)
     return Image.fromarray(np.rint(np.clip(levels, 0, 1) * 255).astype(np.uint8), "RGB")
 
 
@@ -412,7 +412,7 @@ STYLES: dict[str, Style] = {
     "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
     "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
     "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),
-    "huge": lambda mask, rng: grey(scaled(mask, 3000), 0.1, 0.95),
+    "huge": lambda mask, rng: grey(mask, 0.1, 0.95).resize((3000, 3000), Image.Resampling.BICUBIC),
     "28 pixels": lambda mask, rng: grey(scaled(mask, 28), 0.0, 1.0),
     "16 pixels": lambda mask, rng: grey(scaled(mask, 16), 1.0, 0.0),
     "wide banner": lambda mask, rng: grey(np.pad(mask, ((0, 0), (300, 500))), 0.0, 1.0),
