@@ -44,7 +44,7 @@ class Load(NamedTuple):
     p50: float  # seconds
     p99: float
     requests: int
-    failed: int  # answers other than 2xx, and none
+    failed: int  # answers other than 2xx, and with wrk none
 
 
 def request(path: str, content_type: str, body: bytes, *headers: str) -> bytes:
@@ -90,7 +90,7 @@ def put(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) 
             ]
         else:
             command = [sys.executable, __file__, str(port), str(concurrency), str(seconds), *files]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+        output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     line = next(line for line in output.splitlines() if line.startswith("RESULT "))
     found = json.loads(line.removeprefix("RESULT "))
     return Load(found["requests"] / found["seconds"], found["p50"], found["p99"], found["requests"], found["failed"])

@@ -16,11 +16,10 @@ from statistics import median, quantiles
 
 from benchmarks.load import inference, put
 from benchmarks.server import ROOT, SHIPPED, Server, capserve
-from benchmarks.serving import multipart, samples
+from benchmarks.serving import CONCURRENCY, multipart, samples
 from service import bundle
 
 MINUTE = 60.0
-CONCURRENCY = 32
 IMAGES = 64  # in a request: with fewer, this client and not the model would be what cannot keep up
 FLAT = 32.0  # MB that a minute may add to a process which is warm
 PROMPT = 0.1  # seconds for a refusal, at the median
@@ -50,6 +49,9 @@ def _twice(what: str, requests: Sequence[bytes]) -> bool:
         capacity = put(server.port, requests, 6, 5).rate  # enough to fill it, and few enough that nobody is refused
         found = asyncio.run(_overload(server, requests, 2 * capacity, MINUTE))
     served, refused = found.seconds[200], found.seconds[503]
+    if min(len(served), len(refused)) < 2:
+        print(f"{what}: {len(served)} served, {len(refused)} refused, others {dict(found.others)}")
+        return False
     growth = max(found.memory[len(found.memory) // 4 :]) - found.memory[len(found.memory) // 4]
     fast, prompt = quantiles(served, n=100)[98], median(refused)
     print(f"{what}: capacity {capacity:.1f} requests/s; asked for twice that for {MINUTE:g} s")

@@ -4,7 +4,7 @@ Counts images, not requests, and knows neither HTTP nor models: `run` is any fun
 tells where its time went.
 Requests arrive on the event loop; threads of our own, the runners, run them (ONNX Runtime lets go of the GIL meanwhile) and
 hand a whole batch back with one wake-up of the loop. What has queued is shared among the runners. Every counter has one
-writer, the loop or whichever runner is picking its batch, and one lock sees to it that one picks at a time.
+writer, the loop or whoever holds the lock for picking: a runner that makes up its batch, or the loop where some wait in vain.
 """
 
 from __future__ import annotations
@@ -94,9 +94,9 @@ class Batcher:
         self._turn: list[_Request] = []  # arrived in this turn of the loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
         self._picking = threading.Lock()
-        self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; the picking runner's own
+        self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; of whoever holds _picking
         self._accepted = 0  # images ever; written by the loop
-        self._taken = 0  # images ever; written by the picking runner
+        self._taken = 0  # images ever that left _waiting; written by whoever holds _picking
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
         self._reserved = 0  # images that are being decoded and will be submitted

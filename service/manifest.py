@@ -43,7 +43,8 @@ ROUNDED = 1e-3  # by how much shares that were rounded may add up to more or les
 TOLD = 60  # characters of what was found where something else was expected
 LONGEST_CLASS = 64  # characters of a class, which requests may name
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0*[1-9]\d*|[1-9]\d?(\.\d+)?)$")]  # more than 0, less than 100
+# More than 0 and less than 100, as floats too.
+Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0{0,5}[1-9]\d{0,5}|[1-9]\d?(\.\d{1,6})?)$")]
 
 
 def _rising(percentiles: dict[str, float]) -> dict[str, float]:
@@ -165,7 +166,7 @@ class Manifest(_Part):
     format: Literal["capserve/1"]
     name: Name
     version: Name
-    classes: tuple[Annotated[str, Field(max_length=LONGEST_CLASS)], ...] = Field(min_length=2)
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_CLASS)], ...] = Field(min_length=2)
     image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]

@@ -133,7 +133,9 @@ class Pixels(BaseModel):
 class NamedDimension(BaseModel):
     dim: int
     name: str
-    strength: float = Field(description="what turning it from -0.25 to 0.25 changes, in standard deviations of what it names")
+    strength: float = Field(
+        description=f"what turning it from {-REACH} to {REACH} changes, in standard deviations of what it names"
+    )
 
 
 class ModelSummary(BaseModel):

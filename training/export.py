@@ -75,7 +75,8 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-") as work:
+        # What cannot be cleared away when the new bundle stands is no reason to say that the old one does.
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-", ignore_cleanup_errors=True) as work:
             draft = Path(work) / folder.name
             draft.mkdir()
             findings = _build(checkpoint, data, draft, quantised, say)

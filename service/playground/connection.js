@@ -29,11 +29,11 @@ export class Connection {
         } catch (error) {
           if (error instanceof Busy) {
             this.#tell("busy", error.message);
-            await pause(Math.min(LONGEST, error.seconds) * 1000);
+            await wanted(pause(Math.min(LONGEST, error.seconds) * 1000), signal);
           } else if (error instanceof Unreachable) {
             this.#tell("unreachable", error.message);
-            await pause(delay); // it may be ready and yet not answer this
-            await (this.#back ??= this.#wait());
+            await wanted(pause(delay), signal); // it may be ready and yet not answer this
+            await wanted((this.#back ??= this.#wait()), signal);
           } else {
             throw error;
           }
@@ -55,3 +55,7 @@ export class Connection {
 
 const grown = (delay) => Math.min(LAST, delay * 1.5);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
+
+/** Until that is over, or nobody waits for it any more. */
+const wanted = (wait, signal) =>
+  Promise.race([wait, new Promise((resolve) => (signal?.aborted ? resolve() : signal?.addEventListener("abort", resolve)))]);

@@ -195,6 +195,18 @@ def test_a_busy_service_is_asked_again(page: Page, status: int) -> None:
     expect(page.locator("#unreachable")).to_be_hidden()
 
 
+def test_who_wants_no_answer_any_more_waits_for_none(page: Page) -> None:
+    """A proxy asks for half a minute; the drawing is cleared, and the next one is asked for at once."""
+    busy = {"status": 503, "headers": {"Retry-After": "30"}, "json": {"status": 503, "title": "busy", "detail": "at work"}}
+    page.route("**/predict?*", lambda route: route.fulfill(**busy), times=1)
+    draw(page, SEVEN)
+    expect(page.locator("#unreachable")).to_contain_text("at work")
+    page.click("#clear")
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    expect(page.locator("#unreachable")).to_be_hidden()
+
+
 def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
     with serving(settings(model="tiny", api_key=KEY), nets) as client:
         page = open_page(at=str(client.base_url), path="/healthz", wait=False)

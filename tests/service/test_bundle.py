@@ -125,6 +125,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"format": "capserve/2"}, "format: expected capserve/1, found capserve/2"),
         ({"pose_size": 5}, "values in a prototype: expected 5, found 6"),
         ({"classes": ["0"] * 10}, "manifest: different class names: expected 10, found 1$"),
+        ({"classes": ["", *"123456789"]}, "classes.0: String should have at least 1 character"),
         ({"max_objects": 3}, "max_objects"),
         ({"name": "../../etc"}, r"name: String should match pattern '.*', found \"\.\./\.\./etc\"$"),
         ({"files__evil.sh": "0" * 64}, r"files other than a bundle's: expected \[\], found \['evil.sh'\]"),
@@ -134,6 +135,8 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"thresholds__lengths": {"lol": 1}}, "thresholds.lengths"),
         ({"thresholds__lengths": {}}, "thresholds.lengths: Dictionary should have at least 2 items"),
         ({"thresholds__margins": {"0": 0.1, "50": 0.2}}, "thresholds.margins"),
+        ({"thresholds__margins": {"50": 0.1, f"99.{'9' * 20}": 0.2}}, "thresholds.margins"),  # which is 100 as a float
+        ({"thresholds__margins": {f"0.{'0' * 330}1": 0.1, "50": 0.2}}, "thresholds.margins"),  # and 0
         ({"thresholds__margins": {"5": 0.2, "50": 0.1}}, "thresholds.margins: .*rise with their percentages, found 0.2, 0.1"),
         ({"thresholds__reconstruction_errors__3": {"50": 0.1, "90": 0.2}}, r"percentiles of 3's errors: expected \['50'"),
         ({"image_shape": [2, 28, 28]}, "image_shape.0: Input should be 1 or 3"),
