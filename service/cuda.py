@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import threading
 from collections.abc import Mapping
@@ -33,6 +34,7 @@ def settings(memory: int, graphs: bool) -> dict[str, Any]:
         "cudnn_conv_algo_search": "HEURISTIC",  # an exhaustive one costs seconds for each new shape
         "arena_extend_strategy": "kSameAsRequested",
         "do_copy_in_default_stream": 1,  # 0 is racy
+        "use_tf32": 0,  # its rounding moves drawings by 3e-3, more than a replay may; without, CUDA is as near as 1e-6 to the CPU
         "gpu_mem_limit": memory << 30,
         "enable_cuda_graph": int(graphs),
     }
@@ -105,12 +107,17 @@ def open_session(path: Path, settings: Mapping[str, Any]) -> Any:
         with alone:
             session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
-        text = str(error).strip().splitlines()[0]
-        raise StartError(f"CUDA does not run {path.name}: {_missing() or text}") from error
+        raise StartError(f"CUDA does not run {path.name}: {_missing() or reason(str(error))}") from error
     found = session.get_providers()[0]
     if found != CUDA:  # what is available and what is used are different questions
         raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")
     return session
+
+
+def reason(text: str) -> str:
+    """What CUDA or cuDNN said, where ONNX Runtime wraps it into the C++ it said it to."""
+    said = re.search(r"(CUDA|CUBLAS|CUDNN) failure \d+: [^;\n]+", text)
+    return said[0].strip() if said else text.strip().partition("\n")[0]
 
 
 def find() -> None:

@@ -296,6 +296,25 @@ def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pyte
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.parametrize(
+    ("said", "kept"),
+    [
+        (
+            "/src/cuda_call.cc:146 CudaCall(ERRTYPE) [with bool THRW = true] CUDA failure 100: no CUDA-capable "
+            "device is detected ; GPU=-1 ; hostname=vm ; expr=cudaSetDevice(info_.device_id);\nmore",
+            "CUDA failure 100: no CUDA-capable device is detected",
+        ),
+        (
+            "[ONNXRuntimeError] : 1 : FAIL : fallback to CPU EP has been explicitly disabled\nmore",
+            "[ONNXRuntimeError] : 1 : FAIL : fallback to CPU EP has been explicitly disabled",
+        ),
+    ],
+)
+def test_of_what_cuda_says_the_reason_is_told(said: str, kept: str) -> None:
+    """The first as it came on a machine with a GPU that CUDA_VISIBLE_DEVICES hid: ONNX Runtime wraps it into its own C++."""
+    assert cuda.reason(said) == kept
+
+
 def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     """The package has it, the machine has not: a real session is asked for and fails."""
     if runtime.CUDA in ort.get_available_providers():
@@ -354,6 +373,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
         "arena_extend_strategy": "kSameAsRequested",
         "do_copy_in_default_stream": 1,
         "gpu_mem_limit": 3 << 30,
+        "use_tf32": 0,
         "enable_cuda_graph": enabled,
     }
     assert options.get_session_config_entry("session.disable_cpu_ep_fallback") == "1"
