@@ -12,13 +12,14 @@ from __future__ import annotations
 
 import statistics
 import tempfile
-import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import onnxruntime
 
+from benchmarks import rates
 from benchmarks.untrained import bundle_of
 from service import bundle, sessions
 from service.bundle import ENCODER, IMAGES
@@ -31,7 +32,6 @@ LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
 BASE: Contender = ("paper", "fp32")
 PRESETS = ("paper", "compact", "compact16")
 CONTENDERS: list[Contender] = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
-ROUNDS, SECONDS = 5, 0.4  # each contender runs this long in each round
 
 
 def main() -> None:
@@ -44,17 +44,15 @@ def main() -> None:
 
 
 def compare(sessions: Mapping[Contender, onnxruntime.InferenceSession], batch: int, title: str) -> None:
-    rates: dict[Contender, list[float]] = {each: [] for each in CONTENDERS}
+    names = [tensor.name for tensor in ENCODER.outputs]
     images = np.random.default_rng(0).random((batch, 1, 28, 28), np.float32)
-    for _ in range(ROUNDS):
-        for each in CONTENDERS:
-            rates[each].append(images_per_second(sessions[each], images))
+    found = rates.in_turn({each: partial(sessions[each].run, names, {IMAGES.name: images}) for each in CONTENDERS})
     print(title)
     for preset, variant in CONTENDERS:
-        own = rates[preset, variant]
-        said = f"{statistics.median(own):7.0f} images/s, {ratio(own, rates[BASE]):5.2f}x"
+        own = found[preset, variant]
+        said = f"{statistics.median(own) * batch:7.0f} images/s, {ratio(own, found[BASE]):5.2f}x"
         if variant != "fp32":
-            said += f", {ratio(own, rates[preset, 'fp32']):5.2f}x of its own float32"
+            said += f", {ratio(own, found[preset, 'fp32']):5.2f}x of its own float32"
         print(f"  {preset:>10} {variant}: {said}")
 
 
@@ -68,16 +66,6 @@ def session(path: Path, threads: int) -> onnxruntime.InferenceSession:
     options.intra_op_num_threads = threads
     sessions.sum_exactly(options)
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
-
-
-def images_per_second(encoder: onnxruntime.InferenceSession, images: bundle.Array) -> float:
-    names = [tensor.name for tensor in ENCODER.outputs]
-    encoder.run(names, {IMAGES.name: images})
-    began, count = time.perf_counter(), 0
-    while time.perf_counter() - began < SECONDS:
-        encoder.run(names, {IMAGES.name: images})
-        count += len(images)
-    return count / (time.perf_counter() - began)
 
 
 if __name__ == "__main__":

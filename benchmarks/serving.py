@@ -89,18 +89,18 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     bare: list[float] = []
     busy: dict[str, list[float]] = {name: [] for name in servers}
     for server in servers.values():
-        _load(server, pictures, 1)
+        loaded(server, pictures, 1)
     sent = _answered(two)
     variant = json.loads(default.get(f"/models/{compact.manifest.name}"))["variant"]
     for _ in range(rounds):
         for name, server in servers.items():
             before = server.processor_seconds()
-            found[name].append(_load(server, pictures, seconds))
+            found[name].append(loaded(server, pictures, seconds))
             busy[name].append((server.processor_seconds() - before) / seconds)
-        found[DRAWN].append(_load(default, pictures, seconds, query="?reconstruct=true"))
-        found[SCANS].append(_load(default, scans, seconds))
-        found[SCANS_TWO].append(_load(two, scans, seconds))
-        found[ALONE].append(_load(default, pictures, seconds / 2, concurrency=1))
+        found[DRAWN].append(loaded(default, pictures, seconds, query="?reconstruct=true"))
+        found[SCANS].append(loaded(default, scans, seconds))
+        found[SCANS_TWO].append(loaded(two, scans, seconds))
+        found[ALONE].append(loaded(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact, variant))
     for name, loads in found.items():
         cores = f"   {median(busy[name]):.2f} cores" if name in busy else ""
@@ -121,7 +121,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     ]  # fmt: skip
 
 
-def _load(
+def loaded(
     server: Server, pictures: Sequence[bytes], seconds: float, concurrency: int = CONCURRENCY, query: str = "?reconstruct=false"
 ) -> Load:
     """The plain endpoint takes no query, and looks at none."""
