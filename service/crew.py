@@ -11,6 +11,7 @@ import asyncio
 import math
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
@@ -35,6 +36,7 @@ class Crew:
         self._numbers = count()  # of two that came at the same time neither errand need be the smaller
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
         self._pace = Pace()
+        self._took: deque[float] = deque(maxlen=100)  # seconds that errands did, told by the threads: a busy loop learns late
         # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
         self.turn = threading.Lock()
         self._jobs = 0
@@ -50,6 +52,8 @@ class Crew:
         before = self._jobs + self._coming - len(self._threads) + 1
         oldest = next((errand for errand in self._waiting if not errand.began), None)
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
+        while self._took:
+            self._pace.took(self._took.popleft())
         wait = self._pace.too_long(before / len(self._threads), waited, self._max_wait, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
@@ -71,7 +75,7 @@ class Crew:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
         if not self._threads[0].ident:
             self._start()
-        errand = _Errand(job, asyncio.get_running_loop())
+        errand = _Errand(job, asyncio.get_running_loop(), self._took.append)
         self._jobs += 1
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
@@ -88,8 +92,7 @@ class Crew:
             self._waiting.pop(errand, None)
             if not self._jobs:
                 self._pace = Pace()
-            elif errand.ended:
-                self._pace.took(errand.ended - errand.began)
+                self._took.clear()
 
     def close(self) -> None:
         """Lets the threads go when they are done, and waits for none."""
@@ -141,11 +144,13 @@ class Line:
 class _Errand:
     """A job on its way from the event loop to a thread and back."""
 
-    def __init__(self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(
+        self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop, took: Callable[[float], None] = lambda _: None
+    ) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
-        self.queued, self.began, self.ended = time.monotonic(), 0.0, 0.0  # the latter once they are known
-        self._loop = loop
+        self.queued, self.began = time.monotonic(), 0.0  # the latter once it is known
+        self._loop, self._took = loop, took
 
     def run(self) -> None:
         job = self.job
@@ -156,7 +161,7 @@ class _Errand:
             result = job()
         except Exception as failure:  # for whoever waits
             error = failure
-        self.ended = time.monotonic()
+        self._took(time.monotonic() - self.began)
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 LATEST = 0.1  # the weight of the last piece; what was twenty ago no longer counts
 SEEN = 0.5  # the share of a wait that somebody must have had already: that long a crowd may be which comes all at once
+FORESEEN = 0.5  # the share of a deadline that a wait may be foreseen to take: on a busy machine what is next takes longer
 
 
 @dataclass(slots=True)
@@ -22,6 +23,6 @@ class Pace:
 
     def too_long(self, pieces: float, waited: float, most: float, deadline: float = math.inf) -> float:
         """Seconds until these are done, one after the other, if they are more than `most` and somebody has `waited` for nearly as
-        long, or if they are past the deadline; else 0."""
+        long, or if they may end past the deadline; else 0."""
         wait = self.seconds * pieces
-        return wait if wait > deadline or (wait > most and waited > SEEN * most) else 0.0
+        return wait if wait > FORESEEN * deadline or (wait > most and waited > SEEN * most) else 0.0
