@@ -19,6 +19,7 @@ from benchmarks.server import ROOT, SHIPPED, capserve
 from benchmarks.serving import loaded, samples
 from service import bundle, sessions
 from service.bundle import ENCODER, Array, Bundle
+from service.errors import StartError
 from service.manifest import Variant
 from service.process import cpus
 from service.runtime import Session
@@ -44,6 +45,10 @@ WAYS = {"cpu": CPU, "cpu, int8": CPU._replace(variant="int8"), "cuda": Way("cuda
 
 
 def main() -> None:
+    try:
+        _opened(bundle.read(SHIPPED), WAYS["cuda"])
+    except StartError as error:
+        raise SystemExit(str(error)) from None
     for model in MODELS:
         encoders(bundle.read(SHIPPED.with_name(model)))
     pictures = samples(bundle.read(ROOT / "tests/bundles/tiny")).pictures

@@ -57,6 +57,8 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=3)
     options.add_argument("--seconds", type=float, default=2.0, help="of load on each server in each round")
     chosen = options.parse_args()
+    if chosen.seconds < 2:
+        options.error("--seconds: expected 2 or more, since wrk counts whole ones and one client has half of them")
     with ExitStack() as running:
         rows = _measure(running, chosen.rounds, chosen.seconds)
     print(f"\n{cpus.available()} cores, {'wrk' if load.WRK else 'load.py'}, {chosen.rounds} rounds of {chosen.seconds:g} s")

@@ -35,6 +35,27 @@ def encode(pose: Pose, manifest: Manifest) -> str:
 
 def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
     """`name` is the parameter's, for the errors."""
+    fingerprint, label, values = _read(token, name)
+    if fingerprint != manifest.fingerprint:
+        raise Unprocessable(
+            f"{name} was made by another model than {manifest.name} {manifest.version}; "
+            "name its own with ?model=, or ask /predict for a new one"
+        )
+    if len(values) == 2 * manifest.pose_size and label < len(manifest.classes):
+        found = np.frombuffer(values, "<f2").astype(np.float32)
+        if np.isfinite(found).all():
+            return Pose(label, found)
+    raise Unprocessable(f"{name} does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
+
+
+def expect_of_one_model(**tokens: str) -> None:
+    """Raises Unprocessable, with the parameters' names, where no ?model= would suit them all."""
+    if len({_read(token, name)[0] for name, token in tokens.items()}) > 1:
+        raise Unprocessable(f"{' and '.join(tokens)} were made by different models; ask one model's /predict for both")
+
+
+def _read(token: str, name: str) -> tuple[bytes, int, bytes]:
+    """The model's fingerprint, the class, and a pose's bytes."""
     try:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
     except (binascii.Error, ValueError) as error:  # a ValueError for what is not ASCII
@@ -46,16 +67,7 @@ def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
     version, fingerprint, label = HEAD.unpack_from(body)
     if version != VERSION:
         raise Unprocessable(f"{name} is a token of version {version}; this server reads version {VERSION}, so ask /predict again")
-    if fingerprint != manifest.fingerprint:
-        raise Unprocessable(
-            f"{name} was made by another model than {manifest.name} {manifest.version}; "
-            "name its own with ?model=, or ask /predict for a new one"
-        )
-    if len(body) == HEAD.size + 2 * manifest.pose_size and label < len(manifest.classes):
-        values = np.frombuffer(body, "<f2", offset=HEAD.size).astype(np.float32)
-        if np.isfinite(values).all():
-            return Pose(label, values)
-    raise Unprocessable(f"{name} does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
+    return fingerprint, label, body[HEAD.size :]
 
 
 def _text(raw: bytes) -> str:

@@ -98,6 +98,7 @@ async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Resp
     """From one digit to the other: the poses blend, and where the classes differ so do the two drawings of each pose."""
     service, served = _asked(request, query.model)
     form = _form(request, AS_PNG)
+    pose.expect_of_one_model(**{"from": query.start, "to": query.to})
     start, end = pose.decode(query.start, served.manifest, "from"), pose.decode(query.to, served.manifest, "to")
 
     async def draw() -> Response:

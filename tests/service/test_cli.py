@@ -73,6 +73,7 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ([], {"CAPSERVE_API_KEY": " \n"}, "CAPSERVE_API_KEY: expected printable ASCII"),
         (["--max-batch", "0"], {}, "capserve: --max-batch: expected a whole number from 1 to 1024, found 0"),
         (["--threads", "100000"], {}, "capserve: --threads: expected a whole number from 1 to 1024, found 100000"),
+        (["--models", ""], {}, "capserve: error: --models: expected a value, found none; leave it out for the default"),
         (["--por", "9100"], {}, "capserve: error: there is no --por here; expected --port"),
         (["--trace=collector"], {}, "capserve: error: there is no --trace here; expected --traces\n"),
         (["--fast"], {}, "there is no --fast here; --help after the command lists what there is"),

@@ -245,6 +245,12 @@ def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, to
     files = {**net.manifest.files, "decoder.onnx": "0" * 64}
     foreign = pose.encode(pose.decode(token, net.manifest), net.manifest.model_copy(update={"files": files}))
     assert "another model" in client.get("/reconstruct", params={"pose": foreign}).json()["detail"]
+    for ends, told in (
+        ((token, foreign), "from and to were made by different models"),
+        ((foreign, foreign), "from was made by another"),
+    ):
+        answer = client.get("/reconstruct/morph", params=dict(zip(("from", "to"), ends, strict=True)))
+        assert (answer.status_code, told in answer.json()["detail"]) == (422, True), answer.text
     mangled = token[:-6] + ("A" if token[-6] != "A" else "B") + token[-5:]
     assert "checksum" in client.get("/reconstruct", params={"pose": mangled}).json()["detail"]
 
