@@ -97,6 +97,8 @@ class Settings(BaseSettings):
     def _is_a_place(cls, traces: str | None) -> str | None:
         if traces is not None and not _is_url(traces):
             raise ValueError("traces: expected a URL such as http://collector:4318/v1/traces; what was found is kept secret")
+        if traces is not None and urlsplit(traces).query:  # OpenTelemetry's own log lines hold it
+            raise ValueError("traces: expected a URL without a query; a key goes into OTEL_EXPORTER_OTLP_HEADERS, as api-key=KEY")
         return traces
 
 

@@ -22,16 +22,25 @@ from service.bundle import Array, TensorSpec
 from service.errors import MalformedRequest, TooLarge
 from service.manifest import Manifest
 
-# Many clients write null for what they leave out, here as for an id.
-Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(lambda given: {} if given is None else given)]
-
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
 SIZED = "; as many bytes as the header Inference-Header-Content-Length says"
 BINARY = "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is"
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
+MOST_AXES = 8
+MOST_PARAMETERS = 16
 LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
+
+
+def _few(given: object) -> object:
+    """Many clients write null for what they leave out, here as for an id. Of thousands each would be a fault to be kept."""
+    if isinstance(given, dict) and len(given) > MOST_PARAMETERS:
+        raise ValueError(f"expected at most {MOST_PARAMETERS} parameters, found {len(given):,}")
+    return {} if given is None else given
+
+
+Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(_few)]
 
 
 @dataclass(frozen=True)
@@ -60,7 +69,7 @@ class _Wire(BaseModel):
 
 class InputTensor(_Wire):
     name: str
-    shape: list[Annotated[int, Field(ge=1, le=LONGEST_AXIS)]]
+    shape: list[Annotated[int, Field(ge=1, le=LONGEST_AXIS)]] = Field(max_length=MOST_AXES)
     datatype: str
     parameters: Parameters = {}
     data: list[Any] | None = Field(default=None, description="numbers, nested like the shape or flat in row-major order")
@@ -130,8 +139,13 @@ def _header_size(header: str, total: int) -> int:
     return int(header)
 
 
+def counted(text: bytes) -> int:
+    """How many values are JSON, at most: each follows a comma, or a bracket that is one itself."""
+    return text.count(b",") + text.count(b"[") + text.count(b"{")
+
+
 def _parsed(text: bytes, announced: bool) -> InferenceRequest:
-    if text.count(b",") > MOST_VALUES:
+    if counted(text) > MOST_VALUES:
         raise TooLarge(f"more than {MOST_VALUES:,} values are JSON; send them as binary tensor data, with binary_data_size")
     try:
         return InferenceRequest.model_validate_json(text.removeprefix(codecs.BOM_UTF8))
@@ -166,7 +180,7 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
     if tensor.datatype != FLOAT:
         raise MalformedRequest(f"{port.name}: expected datatype {FLOAT}, found {tensor.datatype[:20]}")
     if not port.admits(tensor.shape):
-        raise MalformedRequest(f"{port.name}: expected shape {list(port.shape)}, found {tensor.shape[:8]}")
+        raise MalformedRequest(f"{port.name}: expected shape {list(port.shape)}, found {tensor.shape}")
     if (raw is None) == (tensor.data is None):
         raise MalformedRequest(f"{port.name}: expected either data or binary_data_size")
     count = math.prod(tensor.shape)
@@ -176,7 +190,7 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
         return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may lie unaligned
     shape, values = _numbers(tensor.name, tensor.data or [])
     if shape not in ([count], tensor.shape):
-        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found {shape[:8]}")
+        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found data nested as {shape[:MOST_AXES]}")
     return values.reshape(tensor.shape)
 
 

@@ -14,7 +14,7 @@ from service.routes.direct import Bare, refusals
 from service.schemas import ModelDetail, Models, Reloaded
 from service.served import Served
 
-router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, UnknownModel, Unprocessable), tags=["models"])
+router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, Unprocessable), tags=["models"])
 
 
 @router.get("/models", response_model=Models)
@@ -60,7 +60,7 @@ def _foreign(request: Request) -> bool:
     return origin is not None and origin.partition("://")[2] != request.headers.get("host")
 
 
-@router.get("/models/{name}", response_model=ModelDetail)
+@router.get("/models/{name}", response_model=ModelDetail, responses=refusals(UnknownModel))
 async def model(request: Request, name: str) -> Response:
     """One model with its whole manifest: how it was trained, what was measured, what is usual for it."""
     catalogue = state.of(request).catalogue

@@ -12,17 +12,20 @@ from typing import TypeVar
 from pydantic import ValidationError
 from starlette.requests import Request
 
-from service import faults, state, visits
+from service import faults, state, tensors, visits
 from service.errors import Encoded, MalformedRequest, NotAnImage, TooLarge, TooSlow
 from service.schemas import ManyPictures, OnePicture
-from service.tensors import MOST_VALUES
 from service.web import multipart
 
 ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
 MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"
 
+OPTION = "?model=NAME"
+
 MULTIPART, JSON = "multipart/form-data", "application/json"
 RAW = ("", "application/octet-stream")  # and image/*
+
+MOST_VALUES = 1_000  # as JSON, or four a picture: of thousands that mean nothing each would be a fault to be kept
 
 Sent = TypeVar("Sent", OnePicture, ManyPictures)
 
@@ -63,7 +66,7 @@ def picture(content_type: str, body: bytes) -> bytes:
     if kind == MULTIPART:
         found = _files(content_type, body, most=1)
     elif kind == JSON:
-        found = [_from_base64(_parsed(OnePicture, body).image, "a picture")]
+        found = [_from_base64(_parsed(OnePicture, body, most=1).image, "a picture")]
     elif kind.startswith("image/") or kind in RAW:
         found = [body]
     else:
@@ -81,7 +84,7 @@ def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
         _check_count(len(found), most)
         return found
     if kind == JSON:
-        texts = _parsed(ManyPictures, body).images
+        texts = _parsed(ManyPictures, body, most).images
         _check_count(len(texts), most)
         return [_from_base64(text, f"picture {index}") for index, text in enumerate(texts)]
     raise _unreadable(kind, MANY)
@@ -105,15 +108,17 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     found = []
     for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
-            raise MalformedRequest(f"a multipart field is called {part.name[:40]!r}; call each picture's field file")
+            told = f"a multipart field is called {part.name[:40]!r}; call each picture's field file"
+            raise MalformedRequest(f"{told}, and put options into the query, as {OPTION}")
         found.append(part.content)
     return found
 
 
-def _parsed(model: type[Sent], body: bytes) -> Sent:
-    wanted = f"send {model.FORM}"
-    if body.count(b",") > MOST_VALUES:
-        raise TooLarge(f"more than {MOST_VALUES:,} values in JSON; {wanted}")
+def _parsed(model: type[Sent], body: bytes, most: int) -> Sent:
+    wanted = f"send {model.FORM}, and put options into the query, as {OPTION}"
+    limit = max(MOST_VALUES, 4 * most)
+    if tensors.counted(body) > limit:
+        raise TooLarge(f"more than {limit:,} values in JSON; {wanted}")
     try:
         return model.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:

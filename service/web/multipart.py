@@ -44,7 +44,8 @@ def _part(section: bytes) -> Part:
     if len(head) > LARGEST_HEAD:
         raise MalformedRequest(f"a part of the multipart body has more than {LARGEST_HEAD:,} bytes of headers; send fewer")
     if not line or padding.strip(b" \t") or not blank:
-        raise MalformedRequest("a part of the multipart body has no headers; each needs a Content-Disposition with a name")
+        told = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
+        raise MalformedRequest(f"{told}, and CRLF at the ends of lines")
     for header in FOLD.sub(b" ", head).split(b"\r\n"):
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":

@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
 HANDSHAKE = b"\x16"  # with which TLS begins
+HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
 LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
 
 
@@ -92,8 +93,12 @@ class Protocol(HttpToolsProtocol):
                     ) from None
                 if self.cycle is None and data.startswith(HANDSHAKE):
                     raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
+                if data.startswith(HTTP_2):
+                    raise MalformedRequest(
+                        "expected HTTP/1.1, found HTTP/2; gRPC is not spoken here, /v2 is over HTTP/1.1"
+                    ) from None
                 if isinstance(error, httptools.HttpParserInvalidMethodError):
-                    raise MalformedRequest("expected a method of HTTP, as GET or POST, in capitals") from None
+                    raise MalformedRequest("expected a method that HTTP has, as GET or POST, in capitals") from None
                 raise MalformedRequest(f"expected a request as HTTP/1.1 has it (RFC 9112); found: {error}") from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:

@@ -23,6 +23,7 @@ from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
 
 LIMIT = 200_000
+OPTIONS = ", and put options into the query, as ?model=NAME"
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +110,7 @@ BODIES = {
     ),
     "no parts": ("multipart/form-data; boundary=x", b"--x--\r\n", 400),
     "not JSON": ("application/json", b"{", 400),
-    "deep JSON": ("application/json", b"[" * 100_000, 400),
+    "deep JSON": ("application/json", b"[" * 900, 400),
     "JSON list": ("application/json", b"[]", 400),
     "no image": ("application/json", b"{}", 400),
     "image is a number": ("application/json", b'{"image": 7}', 400),
@@ -146,9 +147,14 @@ def test_a_picture_of_several_is_named(small: httpx.Client, seven: bytes) -> Non
 
 def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven: bytes) -> None:
     told = refused(small.post("/predict", json={}), 400)
-    assert told == 'image is missing: give the picture\'s bytes in base64, or a data URI of them; send {"image": "<base64>"}'
+    assert (
+        told
+        == 'image is missing: give the picture\'s bytes in base64, or a data URI of them; send {"image": "<base64>"}' + OPTIONS
+    )
+    told = refused(small.post("/predict", files={"file": seven, "model": b"tiny"}), 400)
+    assert told == "a multipart field is called 'model'; call each picture's field file" + OPTIONS
     told = refused(small.post("/predict/batch", json={"images": ["", 7]}), 400)
-    assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}'
+    assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}' + OPTIONS
     marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # a byte-order mark, as some editors write
     assert small.post("/predict", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
 
@@ -261,12 +267,19 @@ def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
 
 @pytest.mark.alone
 def test_many_small_things_in_json_do_not_hold_up_the_loop(client: httpx.Client) -> None:
+    many, tensor = dict.fromkeys(map(str, range(100_000)), []), {"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32"}
+    nested = b",".join([b"[" * 150 + b"]" * 150] * 30_000)
     sent = [
-        ("/v2/models/tiny/infer", b'{"inputs":[' + b",".join([b"{}"] * 200_000) + b"]}", 400),
+        ("/v2/models/tiny/infer", b'{"inputs":[' + b",".join([b"{}"] * 100_000) + b"]}", 400),
+        ("/v2/models/tiny/infer", json.dumps({"inputs": [], "parameters": many}).encode(), 400),
+        ("/v2/models/tiny/infer", json.dumps({"inputs": [tensor | {"parameters": many}]}).encode(), 400),
+        ("/v2/models/tiny/infer", json.dumps({"inputs": [tensor | {"shape": ["x"] * 200_000}]}).encode(), 400),
         ("/predict", b'{"image":[' + b",".join([b"[]"] * 3_400_000) + b"]}", 413),
-        ("/predict", json.dumps(dict.fromkeys(range(200_000), 0), separators=(",", ":")).encode(), 400),
-        ("/predict/batch", b'{"images":[' + b",".join([b'""'] * 200_000) + b"]}", 400),
-        ("/predict/batch", b'{"images":[' + b",".join([b"0"] * 200_000) + b"]}", 400),
+        ("/predict", json.dumps(many).encode(), 413),
+        ("/predict", b'{"x":[' + nested + b"]}", 413),
+        ("/v2/models/tiny/infer", b'{"inputs":[' + nested + b"]}", 413),
+        ("/predict/batch", b'{"images":[' + b",".join([b'""'] * 900) + b"]}", 400),
+        ("/predict/batch", b'{"images":[' + b",".join([b"0"] * 900) + b"]}", 400),
         ("/predict/batch?normalise=none", b'{"images":[' + b",".join([b'""'] * 1_000_000) + b"]}", 413),
     ]
     for path, body, status in sent:

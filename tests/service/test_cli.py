@@ -87,6 +87,11 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
         ),
         ([], {"CAPSERVE_TRACES": "collector:4318"}, "CAPSERVE_TRACES: expected a URL"),
         ([], {"CAPSERVE_TRACES": "http://:4318"}, "CAPSERVE_TRACES: expected a URL"),
+        (
+            [],
+            {"CAPSERVE_TRACES": "http://a/b?key=sesame"},
+            "CAPSERVE_TRACES: expected a URL without a query; a key goes into OTEL_",
+        ),
         (["--host", "203.0.113.1"], {}, "choose another with CAPSERVE_HOST or CAPSERVE_PORT"),
         (["--host", "a..b"], {}, "cannot listen on a..b"),
     ],

@@ -186,7 +186,7 @@ def test_who_has_connected_is_answered_though_the_port_closes(tmp_path: Path, fl
             each.join(20)
         assert process.wait(10) == 0
     assert told["refused"]
-    assert told["answered"] > 100
+    assert told["answered"] > len(clients)
     assert told.keys() == {"refused", "answered"}
 
 

@@ -213,9 +213,10 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
     [
         (b"GET /healthz HTTP/1.1\r\n\r\n", "one Host header (RFC 9112 3.2), found 0"),
         (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "one Host header (RFC 9112 3.2), found 2"),
+        (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "expected HTTP/1.1, found HTTP/2"),
         (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "no proxy"),
-        (b"BREW / HTTP/1.1\r\nHost: a\r\n\r\n", "a method of HTTP, as GET or POST, in capitals"),
-        (b"post / HTTP/1.1\r\nHost: a\r\n\r\n", "a method of HTTP, as GET or POST, in capitals"),
+        (b"BREW / HTTP/1.1\r\nHost: a\r\n\r\n", "a method that HTTP has, as GET or POST, in capitals"),
+        (b"post / HTTP/1.1\r\nHost: a\r\n\r\n", "a method that HTTP has, as GET or POST, in capitals"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", "found: Invalid character in Content-Length"),
         (b"\x16\x03\x01\x02\x00", "no TLS on this port"),
         (b"\x16", "no TLS on this port"),
@@ -225,7 +226,19 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         ),
         ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write what else is in it as %C3%A9 for é"),
     ],
-    ids=["no host", "two hosts", "connect", "no method", "small", "length", "tls", "its first byte", "chunk", "no ascii"],
+    ids=[
+        "no host",
+        "two hosts",
+        "http 2",
+        "connect",
+        "no method",
+        "small",
+        "length",
+        "tls",
+        "its first byte",
+        "chunk",
+        "no ascii",
+    ],
 )
 def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: bytes, told: str) -> None:
     answer = said(server, raw)
