@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +10,9 @@ from numpy.typing import NDArray
 from service.bundle import Array
 
 Mask = NDArray[np.bool_]
+Places = NDArray[np.intp]
+
+DIRT = 0.04  # of the longest blot: what is shorter
 
 
 def edge(values: NDArray[Any]) -> NDArray[Any]:
@@ -73,3 +76,43 @@ def stroke_width(ink: Array | NDArray[np.bool_]) -> float:
     down, across = np.diff(framed, axis=0)[:, 1:], np.diff(framed, axis=1)[1:]
     outline = float(np.hypot(down, across).sum())
     return 2 * float(ink.sum()) / max(outline, 1e-6)
+
+
+class Blots(NamedTuple):
+    """Blots of a mask, without dirt: each one's name, its first and last row and column."""
+
+    numbers: NDArray[np.int64]  # (h, w): names of all, 0 outside
+    names: Places
+    top: Places
+    bottom: Places
+    left: Places
+    right: Places
+
+    @classmethod
+    def of(cls, numbers: NDArray[np.int64]) -> Self:
+        marked = np.flatnonzero(numbers)
+        found = numbers.ravel()[marked]
+        many = int(found.max()) + 1
+        firsts, lasts = np.full((2, many), max(numbers.shape), np.intp), np.full((2, many), -1, np.intp)
+        for first, last, places in zip(firsts, lasts, divmod(marked, numbers.shape[1]), strict=True):
+            np.minimum.at(first, found, places)
+            np.maximum.at(last, found, places)
+        (top, left), (bottom, right) = firsts, lasts
+        longer = np.maximum(bottom - top, right - left) + 1
+        clean = np.flatnonzero(longer > DIRT * longer.max())
+        return cls(numbers, clean, top[clean], bottom[clean], left[clean], right[clean])
+
+    @property
+    def width(self) -> Places:
+        return self.right - self.left + 1
+
+    @property
+    def height(self) -> Places:
+        return self.bottom - self.top + 1
+
+    @property
+    def longest(self) -> int:
+        return int(np.maximum(self.width, self.height).max(initial=0))
+
+    def some(self, chosen: Mask) -> Self:
+        return type(self)(self.numbers, *(each[chosen] for each in self[1:]))

@@ -7,16 +7,12 @@ there may be meant as well, and then nothing is taken away.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
-from numpy.typing import NDArray
 
-from service.pictures.blots import Mask, components, grown
+from service.pictures.blots import Blots, Mask, Places, components, grown
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
-SPECK = 0.04  # of the longest blot: what is shorter is dirt
 FILLING = 0.25  # of a frame's shorter side: what is shorter is dirt, as in a 0
 # Of a frame like a 0's outline, a ring or an upright rectangle: what is plain and shorter may be the dot or the stroke in a 0.
 RINGED, UPRIGHT = 0.6, 0.5
@@ -24,15 +20,13 @@ RINGED, UPRIGHT = 0.6, 0.5
 TWICE, SLIM = 0.1, 0.35
 ALIKE = 0.9  # of the largest frame's sides: what is as large is a frame like it
 AROUND = 0.7  # of the rows and columns of what is framed: those that end at the frame on either side
-BESIDE = 0.6  # of what is framed: how long something outside may be, a word of what is asked for; else who knows which is meant
+BESIDE = 0.6  # of what is framed: how high something outside may be, words of what is asked for; else who knows which is meant
 THIN = 0.12  # of a line's length: the most that it may be high
 BEYOND = 0.18  # of what is written: how far a line must reach to either side
 AWAY = 0.065  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
 SHORTEST = 0.15  # of a line's length: what is shorter is dirt above a line on which nothing is written
 MANY = 20  # blots, of which none frames others
 NESTED = 3  # frames, one in another
-
-Places = NDArray[np.intp]
 
 
 def unframed(departing: Departure) -> Departure | None:
@@ -71,44 +65,8 @@ def _strokes(mask: Mask) -> Places:
     return met
 
 
-class _Blots(NamedTuple):
-    """Blots of a mask, without dirt: each one's name, its first and last row and column."""
-
-    numbers: NDArray[np.int64]  # (h, w): names of all, 0 outside
-    names: Places
-    top: Places
-    bottom: Places
-    left: Places
-    right: Places
-
-    @staticmethod
-    def of(numbers: NDArray[np.int64]) -> _Blots:
-        marked = np.flatnonzero(numbers)
-        found = numbers.ravel()[marked]
-        many = int(found.max()) + 1
-        firsts, lasts = np.full((2, many), max(numbers.shape), np.intp), np.full((2, many), -1, np.intp)
-        for first, last, places in zip(firsts, lasts, divmod(marked, numbers.shape[1]), strict=True):
-            np.minimum.at(first, found, places)
-            np.maximum.at(last, found, places)
-        (top, left), (bottom, right) = firsts, lasts
-        longer = np.maximum(bottom - top, right - left) + 1
-        clean = np.flatnonzero(longer > SPECK * longer.max())
-        return _Blots(numbers, clean, top[clean], bottom[clean], left[clean], right[clean])
-
-    @property
-    def width(self) -> Places:
-        return self.right - self.left + 1
-
-    @property
-    def height(self) -> Places:
-        return self.bottom - self.top + 1
-
-    @property
-    def longest(self) -> int:
-        return int(np.maximum(self.width, self.height).max(initial=0))
-
-    def some(self, chosen: Mask) -> _Blots:
-        return _Blots(self.numbers, *(each[chosen] for each in self[1:]))
+class _Blots(Blots):
+    """Of which one may be a frame, or a line."""
 
     def framed(self) -> _Blots | None:
         """Those that the largest encloses, if it is a frame; of several boxes alike, those in the only one that is not empty."""
@@ -121,7 +79,7 @@ class _Blots(NamedTuple):
         (frame,) = filled
         framed, beside = self.some(frames[frame]), ~frames[frame]
         beside[[frame, *(each for each in frames if each != frame and self._outline(each).fills())]] = False
-        if self.some(beside).longest > BESIDE * framed.longest:
+        if self.some(beside).height.max(initial=0) > BESIDE * framed.longest:
             return None
         least = self._shortest(frame, plain=all(_plain(self.numbers == name) for name in framed.names))
         return framed if least is not None and framed.longest > least * max(self.width[frame], self.height[frame]) else None

@@ -11,10 +11,11 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageFilter
 
 from service.bundle import Array
 from service.pictures.blots import components, grown
+from service.pictures.company import meant
 from service.pictures.levels import DIAGONAL, Departure, median
 from service.pictures.paper import departure
 from service.pictures.sheet import sheet_of
@@ -23,31 +24,32 @@ LARGEST, SMALLEST = 256, 80  # pixels: the longer side of the picture we work on
 CLOSEST = 4 * LARGEST  # the same, where only a part of it is looked at
 ENOUGH = 60  # pixels of ink's longer side with which nothing is gained by a closer look
 AROUND = 0.5  # of ink's longer side: the paper beside it that is looked at with it
+STEP, DOT, SPARSE = 15, 1.2, 4  # of 255, by which dots differ; pixels, by which they are smoothed; one in so many rows is asked
 HOT = 8  # pixels of a sensor that may be brighter than all that it sees
 PALEST = 0.15  # of the ink's strength: what departs by less is paper
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
-def ink_of(picture: Image.Image, frames: bool = True) -> Array:
+def ink_of(picture: Image.Image, alone: bool = True) -> Array:
     """(h, w) in [0, 1], not the picture's own size; all zero where nothing is written."""
     colours = _colours(picture, LARGEST)
     sheet = sheet_of(colours)
-    departing = departure(colours if sheet is None else sheet.colours, frames)
-    if sheet is not None and sheet.lined and (whole := departure(colours, frames)).framed:
+    departing = departure(colours if sheet is None else sheet.colours, alone)
+    if sheet is not None and sheet.lined and (whole := departure(colours, alone)).framed:
         sheet, departing = None, whole
-    ink = _cleaned(departing)
+    ink = _cleaned(departing, alone)
     if sheet is not None and not ink.any():
-        sheet, departing = None, departure(colours, frames)
-        ink = _cleaned(departing)
+        sheet, departing = None, departure(colours, alone)
+        ink = _cleaned(departing, alone)
     if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
-        closer = _closer(picture, place, sheet is not None, frames)
+        closer = _closer(picture, place, sheet is not None, alone)
         if departing.framed:
             closer = closer * place.seen(ink, *closer.shape)
         return closer if closer.any() else ink
     return ink
 
 
-def _closer(picture: Image.Image, place: _Place, on_sheet: bool, frames: bool) -> Array:
+def _closer(picture: Image.Image, place: _Place, on_sheet: bool, alone: bool) -> Array:
     """The ink of a part of the picture, or of its sheet; all zero where the sheet is not found again."""
     colours = _colours(picture, CLOSEST)
     if on_sheet:
@@ -55,7 +57,7 @@ def _closer(picture: Image.Image, place: _Place, on_sheet: bool, frames: bool) -
         if sheet is None:
             return np.zeros((1, 1), np.float32)
         colours = sheet.colours
-    return _cleaned(departure(place.cut(colours), frames))
+    return _cleaned(departure(place.cut(colours), alone), alone)
 
 
 class _Place(NamedTuple):
@@ -104,6 +106,8 @@ def _colours(picture: Image.Image, largest: int) -> Array:
         width, height = (max(1, round(side * scale)) for side in picture.size)
         picture = picture.resize((width, height), Image.Resampling.BICUBIC)
     levels = np.asarray(picture)
+    if _dotted(levels if grey else levels[..., 1]):
+        levels = np.asarray(picture.filter(ImageFilter.GaussianBlur(DOT)))
     if grey:
         levels = levels[..., None]
     elif all(np.array_equal(levels[..., 0], levels[..., other]) for other in (1, 2)):
@@ -111,6 +115,12 @@ def _colours(picture: Image.Image, largest: int) -> Array:
     parts: Array = levels * np.float32(1 / 255)
     colours = _on_paper(parts[..., :-1], parts[..., -1:]) if clear else parts
     return colours * np.float32(DIAGONAL) if colours.shape[2] == 1 else colours
+
+
+def _dotted(levels: NDArray[np.uint8]) -> bool:
+    """Whether most neighbours differ, as where dots stand for greys."""
+    steps = np.diff(levels[::SPARSE].astype(np.int16), axis=1)
+    return bool(np.count_nonzero(np.abs(steps) > STEP) > steps.size / 2)
 
 
 def _eight_bits(picture: Image.Image) -> Image.Image:
@@ -146,8 +156,8 @@ def _rim(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
     return there & ~(around[:-2, 1:-1] & around[2:, 1:-1] & around[1:-1, :-2] & around[1:-1, 2:])
 
 
-def _cleaned(departing: Departure) -> Array:
-    """1 in the strokes and 0 around them; specks gone."""
+def _cleaned(departing: Departure, alone: bool) -> Array:
+    """1 in the strokes and 0 around them; specks gone, and where one digit is looked for what else there is."""
     line, levels, noise = departing.line, departing.levels, departing.grain
     blank = np.zeros_like(line)
     if not departing.written:
@@ -160,8 +170,13 @@ def _cleaned(departing: Departure) -> Array:
     strong = line > threshold
     if not strong.any():
         return blank
-    full = median(line[strong])
     blots = components(line > 0.8 * threshold)
+    if alone:
+        blots = meant(blots)
+        strong &= blots > 0
+        if not strong.any():
+            return blank
+    full = median(line[strong])
     sizes = np.bincount(blots[strong], minlength=int(blots.max()) + 1)
     sizes[0] = 0
     # The smooth edge of a stroke lies below the threshold, a pixel or two around what is above it.

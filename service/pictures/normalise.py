@@ -24,6 +24,9 @@ FINE = 5  # the digit's strokes are judged and mended at so many times the final
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
 ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
 
+BLOT = 6.5  # final pixels: hardly a pen's stroke is as thick, and what fades besides, by so much of it, is a lamp's reflection
+FADING = 0.38
+
 # Widths of strokes in final pixels, where digits are as large as MNIST's. Nearly all of MNIST's lie between these; others are
 # drawn to the nearer. Where two digits cross, strokes seem thicker than they are.
 THINNEST, THICKEST = 2.0, {1: 2.8, 2: 4.2}
@@ -64,7 +67,7 @@ def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Ar
         picture, made = single, _untouched(single, height, width, objects)
     if made is not None:
         return made
-    return _framed(_mended(ink_of(picture, frames=objects == 1), objects, min(height, width) / FRAME[objects]), height, width)
+    return _framed(_mended(ink_of(picture, alone=objects == 1), objects, min(height, width) / FRAME[objects]), height, width)
 
 
 def _untouched(picture: Image.Image, height: int, width: int, objects: int) -> Array | None:
@@ -106,6 +109,8 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
         return digit
     fine = _resized(np.pad(digit, 1), FINE * box / max(digit.shape))
     stroke = stroke_width(fine) / FINE
+    if stroke > BLOT and np.count_nonzero((fine > 0.15) & (fine < 0.85)) > FADING * fine.sum():
+        return digit[:0, :0]
     wanted = min(max(stroke, THINNEST), THICKEST[objects])
     reach = round(abs(wanted - stroke) * FINE / 2)
     if reach:

@@ -54,12 +54,12 @@ class Rectangle(NamedTuple):
     def round(self) -> bool:
         return self.square and self.full <= FULL
 
-    def fills(self, share: float = 1.0) -> bool:
-        """Whether the blot is this rectangle, or has so much of what one must have."""
-        return self.full > FULL * share
+    def fills(self) -> bool:
+        """Whether the blot is this rectangle."""
+        return self.full > FULL
 
-    def fills_as_oval(self, share: float = 1.0) -> bool:
-        return self.full > ROUND * share
+    def fills_as_oval(self) -> bool:
+        return self.full > ROUND
 
-    def fills_as_disc(self, share: float = 1.0) -> bool:
-        return self.square and self.fills_as_oval(share)
+    def fills_as_disc(self) -> bool:
+        return self.square and self.fills_as_oval()

@@ -70,12 +70,14 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     sizes[0] = 0
     largest = int(sizes.argmax())
     blot = blots == largest
-    if sizes[largest] < SMALLEST * mask.size or not _shaped(blot, BARE):
+    if sizes[largest] < SMALLEST * mask.size:
         return None
     around = np.ones((blot.shape[0] + 2, blot.shape[1] + 2), bool)
     around[1:-1, 1:-1] = ~blot
     outside = components(around)
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
+    if blot.sum() < BARE * whole.sum() or not _shaped(whole):
+        return None
     if whole.mean() < MOST and edge(whole).mean() > 1 - MOST and not _runs_out(whole, light):
         return None
     if edge(whole).any() and whole[[0, 0, -1, -1], [0, -1, 0, -1]].all():
@@ -84,14 +86,14 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     if written <= WRITTEN[0]:
         written = _inked(light[~grown(~whole)]) / whole.sum()
         if not WRITTEN[0] < written < WRITTEN[1]:  # too little to be seen from here, or else a lamp parts the sheet into two
-            return whole if _on_a_desk(whole, light) and _shaped(whole) else None
-    return whole if written < WRITTEN[1] and _shaped(whole) else None
+            return whole if _on_a_desk(whole, light) else None
+    return whole if written < WRITTEN[1] else None
 
 
-def _shaped(blot: Mask, bare: float = 1.0) -> bool:
-    """Whether it is a rectangle, or a disc that lies in the picture whole; `bare` is the share of one that must be there."""
+def _shaped(blot: Mask) -> bool:
+    """Whether it is a rectangle, or a disc that lies in the picture whole."""
     box = Rectangle.around(blot)
-    return box.fills(bare) or (box.fills_as_disc(bare) and not edge(blot).any())
+    return box.fills() or (box.fills_as_disc() and not edge(blot).any())
 
 
 def _runs_out(whole: Mask, light: Array) -> bool:

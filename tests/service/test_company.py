@@ -1,0 +1,212 @@
+"""Pictures that show more than the digit: what is beside it is left out, and is no digit itself."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from PIL import Image, ImageDraw, ImageFont
+
+from service import images
+from service.bundle import Array
+from service.engine import CapsNet
+from service.pictures.blots import components
+from service.pictures.company import meant
+from service.verdict import Judge
+from tests import drawings
+
+SHAPE = (1, 28, 28)
+DIGITS = "0123456789"
+FONT = ImageFont.load_default
+
+Scene = Callable[[str], Image.Image]
+
+
+def mask(digit: str, side: int = 240) -> Image.Image:
+    """A digit written with a pen, white on black."""
+    made = drawings.written(digit, np.random.default_rng(zlib.crc32(digit.encode())))
+    return Image.fromarray((made * 255).astype(np.uint8)).resize((side, side))
+
+
+def on_a_phone(digit: str) -> Image.Image:
+    """A screenshot: the time, what the buttons say, colours to choose from, the bar to swipe on."""
+    picture = Image.new("RGB", (585, 1266), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.text((50, 18), "9:41", fill="black", font=FONT(24))
+    draw.text((20, 70), "< Notes", fill=(210, 150, 0), font=FONT(26))
+    draw.text((505, 70), "Done", fill=(210, 150, 0), font=FONT(26))
+    for place, colour in enumerate(["black", "red", "blue", "green"]):
+        draw.ellipse((60 + place * 130, 1120, 120 + place * 130, 1180), fill=colour)
+    draw.rectangle((190, 1250, 395, 1257), fill="black")
+    picture.paste((20, 20, 20), (110, 380), mask(digit, 360))
+    return picture
+
+
+def in_a_window(digit: str) -> Image.Image:
+    picture = Image.new("RGB", (1000, 640), (245, 246, 247))
+    draw = ImageDraw.Draw(picture)
+    draw.rectangle((0, 0, 1000, 30), fill="white")
+    draw.text((10, 7), "Untitled - Paint", fill="black", font=FONT(14))
+    draw.text((10, 40), "File   Home   View", fill="black", font=FONT(14))
+    for place in range(14):
+        draw.rectangle((420 + place * 24, 65, 438 + place * 24, 83), fill=(18 * place, 250 - 18 * place, 128), outline="grey")
+    draw.rectangle((8, 130, 808, 600), fill="white")
+    draw.text((10, 615), "800 x 470px      100%", fill="black", font=FONT(12))
+    picture.paste((0, 0, 0), (250, 200), mask(digit))
+    return picture
+
+
+def on_a_web_page(digit: str) -> Image.Image:
+    picture = Image.new("RGB", (600, 700), "white")
+    draw = ImageDraw.Draw(picture)
+    draw.text((300, 50), "Draw a digit", fill=(30, 30, 30), anchor="mm", font=FONT(34))
+    draw.rectangle((148, 108, 452, 412), outline=(60, 60, 60), width=2)
+    for left, text, colour in ((150, "Clear", (220, 53, 69)), (310, "Predict", (0, 123, 255))):
+        draw.rounded_rectangle((left, 440, left + 140, 490), 8, fill=colour)
+        draw.text((left + 70, 465), text, fill="white", anchor="mm", font=FONT(22))
+    picture.paste((0, 0, 0), (180, 140), mask(digit))
+    return picture
+
+
+def below_a_question(digit: str) -> Image.Image:
+    picture = Image.new("L", (420, 520), 250)
+    draw = ImageDraw.Draw(picture)
+    draw.text((15, 15), "Name: Ada    Class 2b", fill=20, font=FONT(18))
+    draw.text((15, 55), "3) How many apples are there?", fill=20, font=FONT(18))
+    draw.text((15, 490), "page 4", fill=20, font=FONT(18))
+    picture.paste(25, (90, 150), mask(digit))
+    return picture
+
+
+def behind_a_word(digit: str) -> Image.Image:
+    picture = Image.new("L", (520, 200), 250)
+    ImageDraw.Draw(picture).text((30, 95), "Answer:", fill=20, font=FONT(40))
+    picture.paste(10, (300, 40), mask(digit, 120))
+    return picture
+
+
+def out_of_a_row(digit: str) -> Image.Image:
+    """Cut out of a line of digits, and with some of both neighbours."""
+    picture = Image.new("L", (300, 260), 245)
+    for left, each in ((-150, "8"), (220, "3")):
+        picture.paste(30, (left, 10), mask(each))
+    picture.paste(30, (30, 10), mask(digit))
+    return picture
+
+
+def beside_holes(digit: str) -> Image.Image:
+    picture = Image.new("L", (420, 420), 240)
+    draw = ImageDraw.Draw(picture)
+    for top in (50, 195, 340):
+        draw.ellipse((8, top, 38, top + 30), fill=60)
+    picture.paste(30, (130, 90), mask(digit))
+    return picture
+
+
+def beside_a_desk(digit: str) -> Image.Image:
+    picture = Image.new("L", (400, 300), 240)
+    picture.paste(30, (130, 30), mask(digit))
+    ImageDraw.Draw(picture).polygon([(0, 0), (60, 0), (45, 299), (0, 299)], fill=90)
+    return picture
+
+
+def on_a_turned_page(digit: str) -> Image.Image:
+    page = Image.new("RGB", (300, 300), (247, 247, 242))
+    page.paste((25, 25, 40), (30, 30), mask(digit))
+    turned = page.convert("RGBA").rotate(42, Image.Resampling.BILINEAR, expand=True)
+    picture = Image.new("RGB", (turned.width + 120, turned.height + 100), (110, 80, 60))
+    picture.paste(turned, (60, 40), turned)
+    return picture
+
+
+def of_black_dots(digit: str) -> Image.Image:
+    """Grey paper on a screen that knows black and white alone."""
+    picture = Image.new("L", (312, 312), 150)
+    picture.paste(20, (36, 36), mask(digit))
+    return picture.convert("1")
+
+
+SCENES: list[Scene] = [
+    on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, out_of_a_row, beside_holes, beside_a_desk,
+    on_a_turned_page, of_black_dots,
+]  # fmt: skip
+
+
+def taken(pictures: list[Image.Image]) -> Array:
+    return np.stack([images.prepare(picture, SHAPE, normalise=True) for picture in pictures])
+
+
+@pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
+def test_a_digit_is_read_in_company(compact: CapsNet, scene: Scene) -> None:
+    seen = compact.perceive(taken([scene(digit) for digit in DIGITS]), np.ones(10, bool))
+    assert (seen.lengths.argmax(axis=1) == np.arange(10)).sum() >= 9
+    assert Judge(compact.manifest).verdicts(seen).count("not_a_digit") <= 1
+
+
+def a_desk(side: int, width: int) -> Image.Image:
+    """Of an empty page, at this side."""
+    picture = Image.new("L", (300, 300), 240)
+    ImageDraw.Draw(picture).polygon([(0, 0), (width, 0), (width + 12, 299), (0, 299)], fill=90)
+    return picture.rotate(90 * side)
+
+
+def a_lamp(across: float, down: float) -> Image.Image:
+    """Its reflection on an empty whiteboard."""
+    y, x = np.mgrid[0:240, 0:240] / 240
+    shine = np.exp(-1.5 * (((x - across) / 0.12) ** 2 + ((y - down) / 0.2) ** 2))
+    return drawings.grey(np.zeros((240, 240)), 0.0, np.clip(0.8 + 0.7 * shine, 0, 1))
+
+
+EMPTY = {
+    "a desk": lambda: [a_desk(side, width) for side in range(4) for width in (20, 40, 60, 120)],
+    "halves": lambda: [Image.fromarray(np.where(np.arange(240) < part, 0, 255).astype(np.uint8)[None].repeat(240, 0))
+                       for part in (20, 60, 120, 180, 220)],
+    "a lamp": lambda: [a_lamp(across, down) for across in (0.2, 0.5, 0.8) for down in (0.3, 0.5, 0.7)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pictures", EMPTY.values(), ids=EMPTY)
+def test_where_nothing_is_written_what_lies_there_is_no_digit(
+    compact: CapsNet, pictures: Callable[[], list[Image.Image]]
+) -> None:
+    made = taken(pictures())
+    seen = compact.perceive(made, np.ones(len(made), bool))
+    assert set(Judge(compact.manifest).verdicts(seen)) == {"not_a_digit"}
+
+
+def blots(*boxes: tuple[int, int, int, int]) -> Array:
+    """Rows and columns of each, in a picture of 100 by 100."""
+    drawn = np.zeros((100, 100), bool)
+    for top, bottom, left, right in boxes:
+        drawn[top:bottom, left:right] = True
+    return drawn
+
+
+DIGIT = (30, 70, 40, 60)
+
+
+@pytest.mark.parametrize(
+    ("others", "kept"),
+    [
+        pytest.param([(5, 10, 10, 80)], [], id="a word above"),
+        pytest.param([(25, 28, 40, 60)], [(25, 28, 40, 60)], id="a bar that came off"),
+        pytest.param([(30, 70, 75, 95)], [(30, 70, 75, 95)], id="another digit"),
+        pytest.param([(30, 70, 75, 95), (5, 10, 10, 80)], [(30, 70, 75, 95), (5, 10, 10, 80)], id="another digit, and a word"),
+        pytest.param([(20, 90, 85, 100)], [], id="a neighbour cut by the border"),
+        pytest.param([(0, 100, 0, 15)], [], id="a desk"),
+        pytest.param([(0, 100, 0, 15), (50, 60, 15, 25)], [], id="what lies at the edge of a desk"),
+    ],
+)
+def test_what_is_meant_is_the_tallest_with_what_is_near(
+    others: list[tuple[int, int, int, int]], kept: list[tuple[int, int, int, int]]
+) -> None:
+    found = meant(components(blots(DIGIT, *others))) > 0
+    np.testing.assert_array_equal(found, blots(DIGIT, *kept))
+
+
+def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
+    """A 7 that is cut out closely, its bar apart from its stem."""
+    seven = blots((0, 12, 5, 100), (20, 100, 50, 62))
+    np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
