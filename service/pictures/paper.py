@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import components, edge, extremes
+from service.pictures.blots import components, edge, extremes, grown, stroke_width
 from service.pictures.frames import unframed
-from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, quantile
+from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, otsu, quantile
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
@@ -27,6 +27,8 @@ BLACK = 0.02  # of full scale: what is brighter may be paper in a shadow
 NONE, SOME, GRAVE = range(3)  # doubt that this is the paper
 HELD = 0.5  # of the ink's strength: where what lies inside is weaker, the ink is what hangs together with the border
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
+SHADE = 0.03  # of the picture: what is smaller is no shadow that matters
+DARKER, WIDER = 1.7, 1.2  # than a shadow the ink is, and than ink a shadow is
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
@@ -48,7 +50,7 @@ def departure(colours: Array, frames: bool = True) -> Departure:
     framed = unframed(seen)
     if framed is not None:
         return unruled(framed)
-    return rest if rest is seen else unframed(rest) or rest
+    return _unshaded(rest if rest is seen else unframed(rest) or rest)
 
 
 def _is_black(colours: Array, line: Array, border: Places) -> bool:
@@ -76,6 +78,22 @@ def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
     off = ascending(off)
     lower, middle, upper = (quantile(off, part) for part in (0.25, 0.5, 0.75))
     return SOME if middle > 0.8 * full or upper - lower > 0.25 * full or not shaded else GRAVE
+
+
+def _unshaded(departing: Departure) -> Departure:
+    """Without the shadow of a hand: it is paler than the ink and wider, and the border cuts it, which it does not the ink."""
+    line, few = departing.line, departing.line.size * SHADE
+    dark = line > departing.threshold
+    if not departing.written or np.count_nonzero(dark) < few or not edge(dark).any():
+        return departing
+    ink = line > otsu(ascending(np.minimum(line[dark], departing.strength)))
+    shade = dark & ~ink
+    if not ink.any() or not shade.any() or edge(ink).any():
+        return departing
+    level = line[shade].mean()
+    if line[ink].mean() < DARKER * level or stroke_width(shade & ~grown(ink)) < WIDER * stroke_width(ink):
+        return departing
+    return Departure(np.maximum(line - level, 0), departing.framed)
 
 
 def _border(height: int, width: int) -> Places:

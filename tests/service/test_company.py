@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from PIL import Image, ImageDraw, ImageFont
+from PIL import Image, ImageDraw, ImageFilter, ImageFont
 
 from service import images
 from service.bundle import Array
@@ -128,9 +128,17 @@ def of_black_dots(digit: str) -> Image.Image:
     return picture.convert("1")
 
 
+def in_a_fingers_shadow(digit: str) -> Image.Image:
+    light = Image.new("L", (384, 384), 255)
+    ImageDraw.Draw(light).line((120, 384, 220, 170), fill=150, width=80)
+    lit = np.asarray(light.filter(ImageFilter.GaussianBlur(8))) / 255
+    written = np.asarray(mask(digit)) / 255
+    return drawings.grey(np.pad(written, 72), 0.1, 0.9 * lit)
+
+
 SCENES: list[Scene] = [
     on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, out_of_a_row, beside_holes, beside_a_desk,
-    on_a_turned_page, of_black_dots,
+    on_a_turned_page, of_black_dots, in_a_fingers_shadow,
 ]  # fmt: skip
 
 
