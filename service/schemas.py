@@ -69,7 +69,7 @@ class Subject(_Query):
 class ReconstructQuery(Subject):
     dim: list[Dim] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
     delta: list[Delta] = Field([], max_length=MOST_DIMS, description="how far, -1 to 1; as many as dims")
-    size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels")
+    size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels, of a PNG; JSON has the model's own")
 
     @model_validator(mode="after")
     def _a_delta_each(self) -> Self:

@@ -203,6 +203,7 @@ DIGIT = (30, 70, 40, 60)
         pytest.param([(30, 70, 75, 95)], [(30, 70, 75, 95)], id="another digit"),
         pytest.param([(30, 70, 75, 95), (5, 10, 10, 80)], [(30, 70, 75, 95), (5, 10, 10, 80)], id="another digit, and a word"),
         pytest.param([(20, 90, 85, 100)], [], id="a neighbour cut by the border"),
+        pytest.param([(25, 100, 62, 68)], [(25, 100, 62, 68)], id="a 4's stem that runs off the picture, near its other stroke"),
         pytest.param([(0, 100, 0, 15)], [], id="a desk"),
         pytest.param([(0, 100, 0, 15), (50, 60, 15, 25)], [], id="what lies at the edge of a desk"),
     ],
