@@ -25,6 +25,7 @@ from service.web.problems import REFUSED
 logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
+AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, or as many as so many bytes more hold
 HANDSHAKE = b"\x16"  # with which TLS begins
 HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
 LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
@@ -45,10 +46,12 @@ class Protocol(HttpToolsProtocol):
         self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
         self._kept = 0  # bytes of that answer
         self._refused = False
+        self._ahead = b""  # what a client sent that has requests enough before it
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._courteous = SimpleNamespace(write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously)
+        self._resume_reading, self.flow.resume_reading = self.flow.resume_reading, self._read_if_nothing_is_ahead  # type: ignore
         self._expect_head()
 
     @property
@@ -58,22 +61,37 @@ class Protocol(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
+        self._ahead = b""
         self.resume_writing()  # nobody is expected to read any more
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
+        self._read_on(self._ahead + data)
+
+    def _read_on(self, data: bytes) -> None:
+        """As far as there is room for requests."""
+        at = 0
         try:
-            while data and not self._refused:
-                piece = data[: MOST_HEAD - self._head]
+            while at < len(data) and not self._refused and len(self.pipeline) < AHEAD:
+                most = MOST_HEAD - self._head
+                piece = data[at : at + (most if self._in_body else min(most, PIECE))]
+                at += len(piece)
                 self._head += len(piece)
                 self._parse(piece)
                 if self._head == MOST_HEAD:
                     raise HeadTooLarge(f"the request's head is larger than {MOST_HEAD:,} bytes; send less")
-                data = data[len(piece) :]
         except ServiceError as error:
             self._refuse(error)
-        if self._in_head and self._timer is None and not self._refused:
+        self._ahead = b"" if self._refused else data[at:]
+        if self._ahead:
+            self.flow.pause_reading()
+            self._forget_timer()  # now it is we who take time
+        elif self._in_head and self._timer is None and not self._refused:
             self._expect_head()
+
+    def _read_if_nothing_is_ahead(self) -> None:
+        if not self._ahead:
+            self._resume_reading()
 
     def _parse(self, data: bytes) -> None:
         while data:
@@ -158,6 +176,9 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if unheard:
             self._expect_end()
+        if self._ahead and self.cycle.keep_alive and not self.transport.is_closing():
+            self._read_on(self._ahead)
+            self.flow.resume_reading()
 
     def _write(self, data: bytes) -> None:
         """Not to a client that has gone: of several requests that it sent at once uvicorn tells only the last."""

@@ -8,7 +8,9 @@ import logging
 import re
 import socket
 import struct
+import threading
 import time
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -56,6 +58,20 @@ def head(size: int) -> bytes:
     """A request of that many bytes."""
     start, end = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX-Filler: ", b"\r\n\r\n"
     return start + b"a" * (size - len(start) - len(end)) + end
+
+
+def test_requests_that_come_before_their_turn_take_no_memory(server: Process) -> None:
+    """However many are sent at once; all are answered, and what came with them in pieces too."""
+    many, last = 40_000, PREDICT.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    before = server.resident_megabytes()
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        sending = threading.Thread(target=connection.sendall, args=(GET * many + last,))
+        sending.start()
+        answers = b"".join(iter(lambda: connection.recv(65_536), b""))
+        sending.join()
+    assert Counter(statuses(answers)) == {200: many + 1}
+    assert b'"label":' in answers[-1_000:]
+    assert server.resident_megabytes() - before < 16
 
 
 @pytest.mark.parametrize("pieces", [1, 50])
