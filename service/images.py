@@ -50,6 +50,7 @@ MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compres
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
+MOST_CHUNKS = 200  # of a PNG, beside its pixels: each of its profiles is inflated
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
@@ -84,6 +85,8 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             _refuse_large(_webp_size(data), max_pixels)
         if form is JPEG and _scans(data) > MOST_SCANS:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
+        if form is PNG and pngfile.chunks_beside_pixels(data, MOST_CHUNKS) > MOST_CHUNKS:
+            raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
         if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels

@@ -11,6 +11,7 @@ HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour ty
 CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
 HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk
 END = b"IEND\xaeB`\x82"
+PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of one picture, and of those that move
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
 INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 MARK = 1  # a level that few pictures' last pixel has
@@ -39,6 +40,16 @@ def expect_all(picture: PngFile, data: bytes) -> None:
     """Raises for a file without its last chunk, behind which much may follow, or without all its rows."""
     if data.rfind(END) < 0 or ((picture.marked or data[INTERLACED_AT]) and not holds_all_rows(data)):
         raise ValueError("a part of a PNG")
+
+
+def chunks_beside_pixels(data: bytes, most: int) -> int:
+    """Of profiles, texts and whatever else a file may hold by the thousand, counted till there are more than that."""
+    at, found = CHUNKS_AT, 0
+    while at + CHUNK.size <= len(data) and found <= most:
+        length, kind = CHUNK.unpack_from(data, at)
+        found += kind not in PIXELS
+        at += 12 + length
+    return found
 
 
 def holds_all_rows(data: bytes) -> bool:

@@ -13,8 +13,8 @@ from service.pictures.blots import Blots, Mask, edge
 
 MANY = 150  # blots, which are a texture
 HIGH = 0.2  # of the picture's shorter side: with something as high off its border, what lies on it is cut
-TOUCHING = 0.1  # of the length of what is meant: what is as near is a part of it, though the border cut it
-CLOSE = 0.25  # of the length of what is meant: what is as near is a part of it
+# Of the length of what is meant: what is as near is a part of it. Where the border cuts it, beside it, and above or below it.
+CLOSE, BESIDE, ABOVE = 0.25, 0.08, 0.15
 LOW = 0.45  # of its height: what is lower, and not near, is something else
 WHOLE = 0.95  # of a side of the picture that a desk lies along
 ALONE = 0.97  # of what lies there that a desk is
@@ -32,10 +32,10 @@ def meant(blots: NDArray[np.int64]) -> NDArray[np.int64]:
     kept = every.some(np.array([name not in rim or not _is_desk(blots == name) for name in every.names], bool))
     cut = np.isin(kept.names, rim)
     if cut.any() and kept.height[~cut].max(initial=0) > HIGH * min(blots.shape):
-        stays = _near_the_tallest(kept, ~cut, TOUCHING) | ~cut
+        stays = _near_the_tallest(kept, ~cut, BESIDE, ABOVE) | ~cut
         kept, cut = kept.some(stays), cut[stays]
     if len(kept.names) > 1:
-        near = _near_the_tallest(kept, np.ones(len(kept.names), bool), CLOSE)
+        near = _near_the_tallest(kept, np.ones(len(kept.names), bool), CLOSE, CLOSE)
         top, bottom, _, _ = _box(kept.some(near))
         if not cut[near].any() and kept.height[~near].max(initial=0) < LOW * (bottom - top):
             kept = kept.some(near)
@@ -43,14 +43,15 @@ def meant(blots: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(np.isin(blots, gone), 0, blots) if len(gone) else blots
 
 
-def _near_the_tallest(blots: Blots, of: Mask, close: float) -> Mask:
+def _near_the_tallest(blots: Blots, of: Mask, beside: float, above: float) -> Mask:
     """The tallest of some of them, with what is as close to it, and what is as close to both."""
     near = np.arange(len(blots.names)) == int((of * blots.height * np.sqrt(blots.width)).argmax())
     while True:
         top, bottom, left, right = _box(blots.some(near))
         down = np.maximum(0, np.maximum(top - blots.bottom, blots.top - bottom))
         across = np.maximum(0, np.maximum(left - blots.right, blots.left - right))
-        before, near = near, np.hypot(down, across) <= close * max(bottom - top, right - left)
+        close = np.where(across > 0, beside, above) * max(bottom - top, right - left)
+        before, near = near, np.hypot(down, across) <= close
         if np.array_equal(before, near):
             return near
 

@@ -24,8 +24,8 @@ FINE = 5  # the digit's strokes are judged and mended at so many times the final
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
 ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
 
-BLOT = 6.5  # final pixels: hardly a pen's stroke is as thick, and what fades besides, by so much of it, is a lamp's reflection
-FADING = 0.38
+# Of what shines: final pixels, the part of it that fades, and the most that it spreads, of an oval's spread; blurred 8s do more.
+BROAD, FADING, OVAL = 4.5, 0.38, 1.012
 
 # Widths of strokes in final pixels, where digits are as large as MNIST's. Nearly all of MNIST's lie between these; others are
 # drawn to the nearer. Where two digits cross, strokes seem thicker than they are.
@@ -109,7 +109,7 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
         return digit
     fine = _resized(np.pad(digit, 1), FINE * box / max(digit.shape))
     stroke = stroke_width(fine) / FINE
-    if stroke > BLOT and np.count_nonzero((fine > 0.15) & (fine < 0.85)) > FADING * fine.sum():
+    if stroke > BROAD and _shines(fine):
         return digit[:0, :0]
     wanted = min(max(stroke, THINNEST), THICKEST[objects])
     reach = round(abs(wanted - stroke) * FINE / 2)
@@ -117,6 +117,14 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
         fine = _extremes(fine, reach, np.maximum if wanted > stroke else np.minimum)
     fine = _cropped(fine)
     return _resized(fine, box * scale / max(fine.shape)) if fine.size else fine
+
+
+def _shines(blot: Array) -> bool:
+    """Whether it fades on all sides, and is an oval: a lamp's reflection."""
+    if np.count_nonzero((blot > 0.15) & (blot < 0.85)) < FADING * blot.sum():
+        return False
+    places = np.nonzero(blot > 0.5)
+    return 4 * math.pi * math.sqrt(np.linalg.det(np.cov(places))) < OVAL * len(places[0])
 
 
 def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import components, edge, extremes, grown, stroke_width
+from service.pictures.blots import Blots, components, edge, extremes, grown, stroke_width
 from service.pictures.frames import unframed
 from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, otsu, quantile
 from service.pictures.rules import unruled
@@ -29,6 +29,7 @@ HELD = 0.5  # of the ink's strength: where what lies inside is weaker, the ink i
 ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
 SHADE = 0.03  # of the picture: what is smaller is no shadow that matters
 DARKER, WIDER = 1.7, 1.2  # than a shadow the ink is, and than ink a shadow is
+LONGER = 2  # than a shadow is wide: some stroke of the ink
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
@@ -90,8 +91,10 @@ def _unshaded(departing: Departure) -> Departure:
     shade = dark & ~ink
     if not ink.any() or not shade.any() or edge(ink).any():
         return departing
-    level = line[shade].mean()
-    if line[ink].mean() < DARKER * level or stroke_width(shade & ~grown(ink)) < WIDER * stroke_width(ink):
+    level, wide = line[shade].mean(), stroke_width(shade & ~grown(ink))
+    if line[ink].mean() < DARKER * level or wide < WIDER * stroke_width(ink):
+        return departing
+    if Blots.of(components(ink)).longest < LONGER * wide:  # where a pale pen rested, or an outline is broken
         return departing
     return Departure(np.maximum(line - level, 0), departing.framed)
 

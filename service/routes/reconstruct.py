@@ -27,7 +27,7 @@ from service.served import Served
 from service.state import Service
 from service.web import departure, headers
 
-SMALL_SHEET = 1 << 17  # pixels written on the event loop
+SMALL_SHEET = 1 << 17  # pixels, without names: more are written by the crew
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
 FRESH = 3600  # seconds that a cache need not ask about a pose
 
@@ -62,7 +62,7 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
     _check_sheet(len(subjects), query.size)
 
     async def draw() -> Response:
-        drawings = await _drawn(request, served, poses, classes)
+        drawings = await _drawn(request, served, poses, classes, form == AS_PIXELS or _small(len(poses), query.size))
         if form == AS_PIXELS:
             return _pixels(served.manifest, classes, drawings)
         return await _png(service, drawings[None], query.size)
@@ -86,7 +86,8 @@ async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Resp
     async def draw() -> Response:
         deltas = np.linspace(query.low, query.high, query.steps).tolist()
         poses = np.stack([perturb(subject.values, [dim], [delta]) for dim in dims for delta in deltas])
-        drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label))
+        small = _small(len(poses), query.size, query.names)
+        drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label), small)
         rows = drawings.reshape(len(dims), query.steps, *drawings.shape[1:])
         return await _png(service, rows, query.size, _names(dims, served.manifest, query) if query.names else ())
 
@@ -105,7 +106,7 @@ async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Resp
         share = np.linspace(0, 1, query.steps, dtype=np.float32)[:, None]  # (steps, 1)
         poses = (1 - share) * start.values + share * end.values
         classes = np.repeat([start.label, end.label], query.steps)
-        drawings = await _drawn(request, served, np.concatenate([poses, poses]), classes)
+        drawings = await _drawn(request, served, np.concatenate([poses, poses]), classes, _small(query.steps, query.size))
         share = share[:, :, None, None]
         strip = (1 - share) * drawings[: query.steps] + share * drawings[query.steps :]
         return await _png(service, strip[None], query.size)
@@ -196,8 +197,15 @@ def _check_sheet(drawings: int, size: int) -> None:
         )
 
 
-async def _drawn(request: Request, served: Served, poses: Array, classes: Labels) -> Array:
-    """(n, C, H, W)"""
+def _small(drawings: int, size: int, named: bool = False) -> bool:
+    """Whether their sheet is written on the event loop."""
+    return not named and drawings * size * size <= SMALL_SHEET
+
+
+async def _drawn(request: Request, served: Served, poses: Array, classes: Labels, small: bool) -> Array:
+    """(n, C, H, W); refused before it is computed where it would wait too long to be written."""
+    if not small:
+        state.of(request).crew.admit()
     visit = visits.of(request.scope)
     drawings, stages = await served.draw(poses, classes, visit.complete)
     visit.ran(stages, served.provider)
@@ -207,7 +215,7 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
 async def _png(service: Service, rows: Array, size: int, names: Sequence[str] = ()) -> Response:
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
-    small = not names and rows.shape[0] * rows.shape[1] * size * size <= SMALL_SHEET
+    small = _small(rows.shape[0] * rows.shape[1], size, bool(names))
     return Response(write() if small else await service.crew.do(write), media_type=AS_PNG)
 
 

@@ -16,7 +16,7 @@ import httpx
 import pytest
 from PIL import Image
 
-from service import images
+from service import images, pngfile
 from service.engine import CapsNet
 from service.errors import Unprocessable
 from tests.service.conftest import drawn, encoded, serving, settings
@@ -262,6 +262,17 @@ def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
     began = time.perf_counter()
     with pytest.raises(Unprocessable, match="more than 10,000 markers"):
         images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
+    assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize(("kind", "body"), [(b"iCCP", b"a\0\0" + zlib.compress(bytes(900_000))), (b"prVt", b"")])
+def test_a_png_of_nothing_but_metadata_is_refused_soon(kind: bytes, body: bytes) -> None:
+    data, at = encoded(drawn("7", 28)), pngfile.CHUNKS_AT
+    chunk = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+    assert images.read(data[:at] + chunk * 100 + data[at:], 25_000_000).size == (28, 28)
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="more than 200 chunks beside its pixels"):
+        images.read(data[:at] + chunk * 5_000 + data[at:], 25_000_000)
     assert time.perf_counter() - began < 0.5
 
 

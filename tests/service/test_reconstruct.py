@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from service import pose
+from service.crew import Crew
 from service.engine import CapsNet, perturb
+from service.errors import Busy
 from service.pose import Pose
 from service.schemas import MOST_DIMS, MOST_STEPS
 
@@ -253,6 +255,25 @@ def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, to
         assert (answer.status_code, told in answer.json()["detail"]) == (422, True), answer.text
     mangled = token[:-6] + ("A" if token[-6] != "A" else "B") + token[-5:]
     assert "checksum" in client.get("/reconstruct", params={"pose": mangled}).json()["detail"]
+
+
+def test_large_sheets_are_refused_where_they_would_wait_too_long_to_be_written(
+    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before they are drawn; a client's own copy, pixels and small sheets need nobody to write them."""
+    etag = client.get("/reconstruct?size=1024").headers["ETag"]
+
+    def full(crew: Crew) -> None:
+        raise Busy("too many", "crew")
+
+    monkeypatch.setattr(Crew, "admit", full)
+    for path in ("/reconstruct?size=1024", "/reconstruct/sweep?label=7", "/reconstruct/sweep?label=7&names=false&size=256"):
+        refused = client.get(path)
+        assert (refused.status_code, "Retry-After" in refused.headers) == (503, True), path
+    for path in ("/reconstruct?label=7", "/reconstruct/sweep?label=7&names=false&dim=1&size=56"):
+        assert client.get(path).status_code == 200, path
+    assert client.get("/reconstruct?size=1024", headers=AS_JSON).status_code == 200
+    assert client.get("/reconstruct?size=1024", headers={"If-None-Match": etag}).status_code == 304
 
 
 def test_an_unknown_model_is_not_found(client: httpx.Client) -> None:
