@@ -25,6 +25,7 @@ from service.web.problems import REFUSED
 logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
+MOST_HEADERS = 256  # each takes thirty times the bytes that an empty one has on the wire
 AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, or as many as so many bytes more hold
 HANDSHAKE = b"\x16"  # with which TLS begins
 HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
@@ -137,6 +138,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._in_head:  # else it is a trailer, which uvicorn would add to the headers of a request that is under way
+            if len(self.headers) == MOST_HEADERS:
+                raise HeadTooLarge(f"the request has more than {MOST_HEADERS} headers; send fewer")
             super().on_header(name, value.rstrip(b" \t"))  # no part of it, RFC 9112 5.1; what is before it the parser leaves out
 
     def on_headers_complete(self) -> None:

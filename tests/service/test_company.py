@@ -136,9 +136,20 @@ def in_a_fingers_shadow(digit: str) -> Image.Image:
     return drawings.grey(np.pad(written, 72), 0.1, 0.9 * lit)
 
 
+def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
+    """Cut out closely at the bottom; where the pen rested there are darker dots, and the pale stroke is no shadow of theirs."""
+    written = drawings.cropped(np.asarray(mask(digit)) / 255)
+    picture = Image.fromarray(np.uint8(240 - 110 * np.pad(written, ((40, 0), (60, 60)))))
+    draw, (rows, columns) = ImageDraw.Draw(picture), np.nonzero(written > 0.9)
+    for place in (0, len(rows) // 2, len(rows) // 3):
+        x, y = int(columns[place]) + 60, int(rows[place]) + 40
+        draw.ellipse((x - 8, y - 8, x + 8, y + 8), fill=30)
+    return picture
+
+
 SCENES: list[Scene] = [
     on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, out_of_a_row, beside_holes, beside_a_desk,
-    on_a_turned_page, of_black_dots, in_a_fingers_shadow,
+    on_a_turned_page, of_black_dots, in_a_fingers_shadow, by_a_pale_pen_that_rested,
 ]  # fmt: skip
 
 

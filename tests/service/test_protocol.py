@@ -23,7 +23,7 @@ from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
 from service.visits import request_id
-from service.web.protocol import MOST_HEAD
+from service.web.protocol import MOST_HEAD, MOST_HEADERS
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 from tests.service.test_metrics import samples
@@ -84,6 +84,14 @@ def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
     answer = said(server, *cut(head(MOST_HEAD + 1)))
     assert statuses(answer) == [431]
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"].startswith("the request's head is larger than 65,536 bytes")
+
+
+def test_a_head_has_so_many_headers_at_most(server: Process) -> None:
+    start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+    assert statuses(said(server, start + b"a:\r\n" * (MOST_HEADERS - 2) + b"\r\n")) == [200]
+    answer = said(server, start + b"a:\r\n" * 16_000)
+    assert statuses(answer) == [431]
+    assert "more than 256 headers" in json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(server: Process) -> None:
