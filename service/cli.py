@@ -36,8 +36,9 @@ def run(arguments: Sequence[str] | None) -> int:
         parser.error(_not_understood(strange, map(_flag, options)))
     command = options.pop("command")
     flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
-    for name in (name for name, value in flags.items() if value == ""):
-        parser.error(f"{_flag(name)}: expected a value, found none; leave it out for the default")
+    for name, value in flags.items():
+        if value == "":
+            parser.error(f"{_flag(name)}: expected a value, found none; leave it out for the default")
     try:
         settings = Settings(**{name: value for name, value in flags.items() if value is not None})
         return int(command(settings, **options))

@@ -124,7 +124,8 @@ def _shines(blot: Array) -> bool:
     if np.count_nonzero((blot > 0.15) & (blot < 0.85)) < FADING * blot.sum():
         return False
     places = np.nonzero(blot > 0.5)
-    return 4 * math.pi * math.sqrt(np.linalg.det(np.cov(places))) < OVAL * len(places[0])
+    spread = max(0.0, float(np.linalg.det(np.cov(places))))
+    return 4 * math.pi * math.sqrt(spread) < OVAL * len(places[0])
 
 
 def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:
