@@ -13,8 +13,8 @@ from service.pictures.blots import Blots, Mask, edge
 
 MANY = 150  # blots, which are a texture
 HIGH = 0.2  # of the picture's shorter side: with something as high off its border, what lies on it is cut
-# Of the length of what is meant: what is as near is a part of it. Where the border cuts it, beside it, and above or below it.
-CLOSE, BESIDE, ABOVE = 0.25, 0.08, 0.15
+CLOSE = 0.25  # of the length of what is meant: what is as near is a part of it
+BESIDE, ABOVE = 0.08, 0.15  # the same, of what the border cuts: beside it, and above or below it
 LOW = 0.45  # of its height: what is lower, and not near, is something else
 WHOLE = 0.95  # of a side of the picture that a desk lies along
 ALONE = 0.97  # of what lies there that a desk is

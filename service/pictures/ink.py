@@ -1,8 +1,8 @@
 """Finds the ink in a picture: which pixels are written on, on any paper, in any colour and light. Knows no digits.
 
 What the paper is, paper.py finds; ink is what departs from it along one line through colour space. Specks are dropped, and what
-is left is 1 in the middle of a stroke and 0 on paper. Where the picture shows more than the sheet, it is the sheet alone that is
-looked at; where ink is but a small part of it, that part, closer.
+else the picture shows (company.py); what is left is 1 in the middle of a stroke and 0 on paper. Where the picture shows more than
+the sheet, it is the sheet alone that is looked at; where ink is but a small part of it, that part, closer.
 """
 
 from __future__ import annotations

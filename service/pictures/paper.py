@@ -1,8 +1,8 @@
 """What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
 
 Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-all that is narrow is taken away, for hard shadows. Rules printed on it are paper too, and so are frames. A paper is believed
-if nearly all of the picture's border looks like it, or else if what does not may be ink.
+all that is narrow is taken away, for hard shadows. Rules printed on it are paper too, and so are frames and a hand's shadow.
+A paper is believed if nearly all of the picture's border looks like it, or else if what does not may be ink.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ LONGER = 2  # than a shadow is wide: some stroke of the ink
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
-def departure(colours: Array, frames: bool = True) -> Departure:
+def departure(colours: Array, alone: bool = True) -> Departure:
     """Of (h, w, 3 or 1) from the paper that is the likeliest; where two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
     tried: list[tuple[int, Departure, Departure]] = []
@@ -46,7 +46,7 @@ def departure(colours: Array, frames: bool = True) -> Departure:
         if tried and min(doubt for doubt, _, _ in tried) <= acceptable:
             break
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
-    if not frames:
+    if not alone:
         return rest
     framed = unframed(seen)
     if framed is not None:

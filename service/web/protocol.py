@@ -52,7 +52,8 @@ class Protocol(HttpToolsProtocol):
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
         self._courteous = SimpleNamespace(write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously)
-        self._resume_reading, self.flow.resume_reading = self.flow.resume_reading, self._read_if_nothing_is_ahead  # type: ignore
+        self._resume_reading = self.flow.resume_reading
+        self.flow.resume_reading = self._read_if_nothing_is_ahead  # type: ignore[method-assign]  # uvicorn calls it at every answer
         self._expect_head()
 
     @property
@@ -179,7 +180,8 @@ class Protocol(HttpToolsProtocol):
         super().on_response_complete()
         if unheard:
             self._expect_end()
-        if self._ahead and self.cycle.keep_alive and not self.transport.is_closing():
+        goes_on = self.cycle.keep_alive or self._in_body  # the last whose head is here: another may follow, or its own body
+        if self._ahead and goes_on and not self.transport.is_closing():
             self._read_on(self._ahead)
             self.flow.resume_reading()
 

@@ -86,6 +86,13 @@ def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"].startswith("the request's head is larger than 65,536 bytes")
 
 
+def test_the_last_of_many_brings_its_body_however_late_its_turn(server: Process) -> None:
+    """It closes the connection, and its body is what is not read before."""
+    last = request("/predict?normalise=none", bytes(5 * MOST_HEAD)).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    for before in (17, 40, 90):
+        assert statuses(said(server, GET * before + last)) == [*[200] * before, 415]
+
+
 def test_a_head_has_so_many_headers_at_most(server: Process) -> None:
     start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert statuses(said(server, start + b"a:\r\n" * (MOST_HEADERS - 2) + b"\r\n")) == [200]
