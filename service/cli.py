@@ -25,13 +25,14 @@ logger = logging.getLogger(__name__)
 SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # flags are seen by everybody on the machine
 CHECK = ("models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads")
 PREDICT = (*CHECK, "max_pixels", "max_body")
+FLAGS = "[--FLAG VALUE ...]"  # in a line of usage; --help lists them
 
 
 def run(arguments: Sequence[str] | None) -> int:
     """Gives the exit status."""
-    parser = _parser()
-    parsed, strange = parser.parse_known_args(arguments)
+    parsed, strange = _parser().parse_known_args(arguments)
     options = vars(parsed)
+    parser = options.pop("parser")
     if strange:
         parser.error(_not_understood(strange, map(_flag, options)))
     command = options.pop("command")
@@ -82,11 +83,18 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="capserve", description="Capsule Networks as a service.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"capserve {version('capserve')}")
     verb = partial(parser.add_subparsers(required=True, metavar="serve | check | predict").add_parser, allow_abbrev=False)
-    serve = verb("serve", parents=[_flags(SERVE)], help="answer over HTTP")
-    serve.set_defaults(command=commands.serve)
-    check = verb("check", parents=[_flags(CHECK)], help="load and replay all bundles, and say what runs them")
-    check.set_defaults(command=commands.check)
-    predict = verb("predict", parents=[_flags(PREDICT)], help="answer for picture files, without a server")
+    serve = verb("serve", parents=[_flags(SERVE)], usage=f"%(prog)s {FLAGS}", help="answer over HTTP")
+    serve.set_defaults(command=commands.serve, parser=serve)
+    check = verb(
+        "check", parents=[_flags(CHECK)], usage=f"%(prog)s {FLAGS}", help="load and replay all bundles, and say what runs them"
+    )
+    check.set_defaults(command=commands.check, parser=check)
+    predict = verb(
+        "predict",
+        parents=[_flags(PREDICT)],
+        usage=f"%(prog)s {FLAGS} FILE ...",
+        help="answer for picture files, without a server",
+    )
     predict.add_argument("files", nargs="+", metavar="FILE", help="a picture; - is standard input")
     predict.add_argument(
         "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
@@ -94,7 +102,7 @@ def _parser() -> argparse.ArgumentParser:
     predict.add_argument(
         "--reconstruct", action=argparse.BooleanOptionalAction, default=False, help="put drawings into the answer"
     )
-    predict.set_defaults(command=commands.predict)
+    predict.set_defaults(command=commands.predict, parser=predict)
     return parser
 
 
