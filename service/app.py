@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
@@ -12,12 +13,13 @@ from fastapi import FastAPI
 
 from service import catalogue, openapi
 from service.catalogue import Catalogue
-from service.crew import Crew
+from service.crew import Crew, in_own_thread
 from service.engine import CapsNet
 from service.metrics import Metrics
 from service.process import cpus
 from service.process.siblings import Siblings
 from service.routes import health, inference_protocol, models, playground, predict, reconstruct
+from service.scrapes import Scrapes
 from service.settings import Settings
 from service.state import Service
 from service.web import problems
@@ -55,7 +57,9 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         redirect_slashes=False,  # Starlette would send clients to http:, behind a proxy for https too, and their keys with them
         telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py has ours, without what queries hold
     )
-    service = app.state.service = Service(settings, serving, metrics, crew, bodies, Refusals(), siblings or Siblings())
+    siblings = siblings or Siblings()
+    scrapes = Scrapes(partial(siblings.metrics, partial(in_own_thread, metrics.text)))
+    service = app.state.service = Service(settings, serving, metrics, crew, bodies, Refusals(), siblings, scrapes)
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, service=service, tracing=tracing)

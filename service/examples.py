@@ -23,11 +23,13 @@ def add(document: dict[str, Any], served: Served) -> None:
     manifest, net = served.manifest, served.net
     start, end = (len(manifest.classes) - 1 - back for back in (FROM, TO))
     prototypes = np.array(manifest.prototypes, np.float32)
-    picture = net.reconstruct(prototypes[start : start + 1], np.array([start]))
+    drawn = net.reconstruct(prototypes[start : start + 1], np.array([start]))
+    png = images.png(drawn[0])
+    picture = images.decoded(png, drawn[0].size, manifest, normalise=True)[None]
     perception = net.perceive(picture, np.array([True]))
     (judged,) = served.judge.verdicts(perception)
     said = answer.prediction(manifest, perception, 0, judged, drawings=True)
-    sent = base64.b64encode(images.png(picture[0])).decode()
+    sent = base64.b64encode(png).decode()
     tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
     paths = document["paths"]
     for operation in (each for path in paths.values() for each in path.values()):

@@ -7,7 +7,7 @@ it leaves open from each node's own. Needs the extra `capserve[ray]`.
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from types import SimpleNamespace
 from typing import Any
 
@@ -141,7 +141,7 @@ class Replicas(Siblings):
         if any(isinstance(error, Exception) for error in told):
             raise NotReloaded(f"a replica did not answer, which is in the log; {_name()} serves what is new: ask again")
 
-    async def metrics(self, own: Callable[[], bytes]) -> bytes:
+    async def metrics(self, own: Callable[[], Awaitable[bytes]]) -> bytes:
         try:
             found = await _all("measured", timeout_s=PATIENCE)
         except TimeoutError:

@@ -10,6 +10,7 @@ from service.catalogue import Catalogue
 from service.crew import Crew
 from service.metrics import Metrics
 from service.process.siblings import Siblings
+from service.scrapes import Scrapes
 from service.settings import Settings
 from service.web.bodies import Bodies
 from service.web.refusals import Refusals
@@ -24,6 +25,7 @@ class Service:
     bodies: Bodies
     refusals: Refusals
     siblings: Siblings
+    scrapes: Scrapes
 
     def measure(self) -> None:
         """Brings those metrics up to date that are states and not events."""

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
 SPREAD = signal.SIGUSR1  # from a worker to its supervisor: let all reload
@@ -56,6 +56,6 @@ class Siblings:
             with suppress(ProcessLookupError):  # it is gone, and this worker is about to follow
                 os.kill(supervisor.pid, SPREAD)
 
-    async def metrics(self, own: Callable[[], bytes]) -> bytes:
+    async def metrics(self, own: Callable[[], Awaitable[bytes]]) -> bytes:
         """The metrics of all. Workers keep theirs in common files, so that what one of them tells is the sum already."""
-        return own()
+        return await own()

@@ -32,7 +32,7 @@ async def metrics(request: Request) -> Response:
     """For Prometheus. With several workers, the sum over all of them; on Ray Serve all replicas, each under its name."""
     service = state.of(request)
     service.measure()
-    return Response(await service.siblings.metrics(service.metrics.text), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await service.scrapes.text(), headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
 PATHS = frozenset(route.path for route in router.routes if isinstance(route, Probed))

@@ -242,8 +242,7 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     sent = paths["/predict"]["post"]["requestBody"]["content"]["application/json"]["example"]
     promised = paths["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
     answer = client.post("/predict", json=sent).json()
-    assert answer["label"] == promised["label"]
-    assert answer["objects"][0].keys() == promised["objects"][0].keys()
+    assert answer == promised
     for path in ("/reconstruct", "/reconstruct/sweep", "/reconstruct/morph"):
         parameters = paths[path]["get"]["parameters"]
         query = {each["name"]: each["example"] for each in parameters if "example" in each}
