@@ -24,8 +24,11 @@ FINE = 5  # the digit's strokes are judged and mended at so many times the final
 SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
 ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
 
-# Of what shines: final pixels, the part of it that fades, and the most that it spreads, of an oval's spread; blurred 8s do more.
-BROAD, FADING, OVAL = 4.5, 0.38, 1.012
+BROAD = 4.5  # final pixels: strokes that are broader may be none
+# Of an oval's spread the most that a lamp's reflection, or a dot, spreads: blurred 8s do more, as does what has a hole. Of a
+# reflection the part that fades; of a dot its length, of its width, and how dark nearly all of its middle is.
+SHINING, FADING = 1.012, 0.38
+ROUND, LONGEST, FULL = 1.007, 1.45, 0.97
 
 # Widths of strokes in final pixels, where digits are as large as MNIST's. Nearly all of MNIST's lie between these; others are
 # drawn to the nearer. Where two digits cross, strokes seem thicker than they are.
@@ -109,7 +112,7 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
         return digit
     fine = _resized(np.pad(digit, 1), FINE * box / max(digit.shape))
     stroke = stroke_width(fine) / FINE
-    if stroke > BROAD and _shines(fine):
+    if stroke > BROAD and _blot(fine):
         return digit[:0, :0]
     wanted = min(max(stroke, THINNEST), THICKEST[objects])
     reach = round(abs(wanted - stroke) * FINE / 2)
@@ -119,13 +122,18 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
     return _resized(fine, box * scale / max(fine.shape)) if fine.size else fine
 
 
-def _shines(blot: Array) -> bool:
-    """Whether it fades on all sides, and is an oval: a lamp's reflection."""
-    if np.count_nonzero((blot > 0.15) & (blot < 0.85)) < FADING * blot.sum():
+def _blot(ink: Array) -> bool:
+    """Whether it is an oval, and fades on all sides, as a lamp's reflection does, or is full and nearly round: a dot."""
+    places = np.nonzero(ink > 0.5)
+    narrow, wide = np.sqrt(np.linalg.eigvalsh(np.cov(places)).clip(0))  # standard deviations along its axes
+    spread = 4 * math.pi * narrow * wide / len(places[0])
+    if spread < SHINING and np.count_nonzero((ink > 0.15) & (ink < 0.85)) >= FADING * ink.sum():
+        return True
+    if spread > ROUND or wide > LONGEST * narrow:
         return False
-    places = np.nonzero(blot > 0.5)
-    spread = max(0.0, float(np.linalg.det(np.cov(places))))
-    return 4 * math.pi * math.sqrt(spread) < OVAL * len(places[0])
+    height, width = ink.shape
+    middle = ink[height // 4 : height - height // 4, width // 4 : width - width // 4]
+    return bool(np.quantile(middle, 0.02) > FULL)
 
 
 def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:

@@ -39,7 +39,8 @@ export class AnswerView {
     byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
     const presence = model.manifest.thresholds?.presence;
     byId("lengths").style.setProperty("--presence", presence ?? 2);
-    say(byId("presence"), presence ? `The mark: from ${presence.toFixed(2)} on, a class counts as there.` : "");
+    const mark = presence ? ` From the mark on, ${presence.toFixed(2)}, it counts as there.` : "";
+    say(byId("presence"), `A bar is a capsule’s length: how sure the network is that this class is there.${mark}`);
     this.clear();
   }
 

@@ -28,7 +28,8 @@ export class Api {
   #told;
   #key = null;
 
-  /** `told({ command, note, milliseconds, stages })` hears of every picture that was asked for and given. */
+  /** `told({ command, note, milliseconds, stages })` hears of every picture that was asked for and given; of one that was refused,
+   *  `told({ command, note, status })`. */
   constructor(told) {
     this.#told = told;
   }
@@ -50,17 +51,16 @@ export class Api {
   async predict(picture, model, signal) {
     const path = `predict?${new URLSearchParams({ model, input: true })}`;
     const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
-    const answer = await this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
-    this.#tell(answer, await posted(address(path), picture, this.#known()), picture.note);
-    return answer.content;
+    const asked = this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
+    return this.#tell(asked, posted(address(path), picture, this.#known()), picture.note);
   }
 
   /** GET /reconstruct and what is below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
   async draw(path, parameters, { signal, quiet = false } = {}) {
     const query = `${path}?${new URLSearchParams(parameters)}`;
-    const answer = await this.#ask(query, asPicture, { signal });
-    if (!quiet) this.#tell(answer, `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
-    return answer.content;
+    const asked = this.#ask(query, asPicture, { signal });
+    if (quiet) return (await asked).content;
+    return this.#tell(asked, `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
   }
 
   /** Whether to ask again: any answer of the service's own will do, which is not ready while another model fails, and any no of a
@@ -101,8 +101,16 @@ export class Api {
     throw new Refused(response.status, content);
   }
 
-  #tell({ milliseconds, timing }, command, note = "") {
-    this.#told({ command, note, milliseconds, stages: stages(timing) });
+  /** The content of what was asked, once it is told how it went. */
+  async #tell(asked, command, note = "") {
+    try {
+      const { content, milliseconds, timing } = await asked;
+      this.#told({ command: await command, note, milliseconds, stages: stages(timing) });
+      return content;
+    } catch (error) {
+      if (error instanceof Refused) this.#told({ command: await command, note, status: error.status });
+      throw error;
+    }
   }
 }
 

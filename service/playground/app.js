@@ -199,6 +199,9 @@ function tell(state, sentence) {
   }
   show();
   const away = state === "unreachable" || state === "busy";
+  if (away && byId("answer").getAttribute("aria-busy") === "true") { // what stands there is of another drawing
+    answers.clear("No answer yet", "It comes as soon as the service gives it.");
+  }
   byId("unreachable").hidden = !away;
   if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page goes on by itself when it is back.");
   if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and asked about again in a moment.`);
@@ -211,7 +214,8 @@ function refuse(kind, error) {
   if (kind !== "models") askModels(); // the model may have been replaced, and its poses or its name refused for that
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
-    answers.clear("No answer", "The service could make nothing of this picture.");
+    const whose = error.status < 500 ? "The service could make nothing of this picture." : "The picture may be sound; see what went wrong.";
+    answers.clear("No answer", whose);
     morph.offer(null);
     pose.setObjects([]);
   }
@@ -236,6 +240,8 @@ function askForKey() {
   const asked = !byId("key").hidden;
   byId("key").hidden = false;
   sweep.close();
+  say(byId("state"), "asks for its key");
+  byId("state").dataset.state = "locked";
   if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
     say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
     byId("key-field").focus();

@@ -2,10 +2,11 @@
 
 import { byId, say } from "./dom.js";
 
-export function showCommand({ command, note, milliseconds, stages: { total, ...stages } }) {
+export function showCommand({ command, note, status, milliseconds, stages: { total, ...stages } = {} }) {
   if (command.includes("/predict?") && total !== undefined) say(byId("took"), `answered in ${total.toFixed(1)} ms`);
   say(byId("command").firstElementChild, command);
   byId("copy").disabled = false;
+  if (status) return say(byId("latency"), `${note && `${note} `}Refused, with status ${status}.`);
   const parts = Object.entries(stages).map(([name, value]) => `${name} ${value.toFixed(1)}`);
   const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
   const whole = `${milliseconds.toFixed(0)} ms`;

@@ -34,9 +34,9 @@ export class Examples {
       const strokes = strokesOf(label);
       const example = strokes ? { name: label, strokes } : { name: label, image: await this.#prototype(model, label) };
       if (!button.isConnected) return; // these are another model's by now
+      button.disabled = false; // before it is drawn, or in forced colours it would look as if it were not
       sketch(button.firstChild, example);
       button.addEventListener("click", () => this.#place(example, model));
-      button.disabled = false;
     } catch (error) {
       if (!button.isConnected) return;
       button.remove();

@@ -9,6 +9,12 @@ from playwright.sync_api import Page, expect
 from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import SEVEN, ask_for, draw
 
+IN_SIGHT = """() => {
+    const focused = document.activeElement;
+    if (!focused.closest("#sliders")) return null;
+    const { left, top, width, height } = focused.getBoundingClientRect();
+    return document.elementFromPoint(left + width / 2, top + height / 2) === focused;
+}"""
 LOOKS: dict[str, dict[str, object]] = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
 
 
@@ -34,6 +40,30 @@ def test_the_playground(open_page: OpenPage, look: str) -> None:
 @pytest.mark.parametrize("look", LOOKS)
 def test_the_reference(open_page: OpenPage, look: str) -> None:
     _assert_accessible(open_page(path="/docs", wait=False, **LOOKS[look]))
+
+
+def test_what_has_the_focus_is_in_sight(open_page: OpenPage) -> None:
+    """Where the picture of the pose stays at the top, backwards through the sliders: none is below it."""
+    page = open_page(viewport={"width": 640, "height": 400})
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    page.focus("#steps")
+    seen = []
+    for _ in range(40):
+        page.keyboard.press("Shift+Tab")
+        found = page.evaluate(IN_SIGHT)
+        if found is not None:
+            seen.append(found)
+    assert len(seen) == page.locator("#sliders :is(input, button)").count()
+    assert all(seen)
+
+
+def test_forced_colours_leave_drawings_their_ground(open_page: OpenPage) -> None:
+    page = open_page(forced_colors="active")
+    page.click("#open-sweep")
+    expect(page.locator("#sheet img")).to_be_visible()
+    ground = page.evaluate("getComputedStyle(document.querySelector('#sheet .plate')).backgroundColor")
+    assert ground != "rgb(255, 255, 255)"  # on which nothing can be seen that is screened onto it
 
 
 def _assert_accessible(page: Page) -> None:

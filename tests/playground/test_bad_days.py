@@ -21,9 +21,13 @@ def test_a_service_that_goes_away_comes_back_by_itself(open_page: OpenPage, nets
     with serving(settings(model="tiny"), nets) as client:
         url = str(client.base_url)
         page = open_page(at=url)
+        draw(page, ONE)
+        ask_for(page, "1")
+        page.click("#clear")
     draw(page, SEVEN)
     expect(page.locator("#unreachable")).to_contain_text("does not answer")
     assert said(page, "#state") == "unreachable"
+    assert said(page, "#verdict") == "No answer yet"
     kept = image(page, "drawing")
     with serving(settings(model="tiny"), nets, port=int(url.rpartition(":")[2])):
         ask_for(page, "7")
@@ -214,6 +218,12 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[
             page.goto(str(client.base_url))
         assert asked.value.headers["www-authenticate"] == "Bearer"  # of anything more the browser would ask its user itself
         expect(page.locator("#key")).to_be_visible()
+        assert said(page, "#state") == "asks for its key"
+        colour = "getComputedStyle(document.querySelector('#key .button')).backgroundColor"
+        before = page.evaluate(colour)
+        page.hover("#key .button")
+        page.wait_for_timeout(250)  # colours in transition
+        assert page.evaluate(colour) == before
         page.fill("#key-field", "wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#key label")).to_contain_text("not the key")

@@ -92,6 +92,7 @@ def test_of_a_large_file_that_is_no_picture_the_beginning_is_sent(page: Page, tm
         page.set_input_files("#file", film)
     assert sent.value.all_headers()["content-length"] == str(1 << 20)
     expect(page.locator("#refused")).to_contain_text("PNG, JPEG, WebP and BMP are read")
+    expect(page.locator("#latency")).to_contain_text("Refused, with status 415.")
 
 
 def test_a_large_picture_that_only_the_service_may_know_is_sent_whole(page: Page, tmp_path: Path) -> None:

@@ -178,11 +178,20 @@ def a_lamp(across: float, down: float) -> Image.Image:
     return drawings.grey(np.zeros((240, 240)), 0.0, np.clip(0.8 + 0.7 * shine, 0, 1))
 
 
+def a_dot(radius: int, length: float) -> Image.Image:
+    """So many times as long as it is wide: a pen's tap, a bullet, the end of a sentence."""
+    picture = Image.new("L", (280, 280), 255)
+    reach = round(radius * length)
+    ImageDraw.Draw(picture).ellipse((140 - radius, 140 - reach, 140 + radius, 140 + reach), fill=0)
+    return picture
+
+
 EMPTY = {
     "a desk": lambda: [a_desk(side, width) for side in range(4) for width in (20, 40, 60, 120)],
     "halves": lambda: [Image.fromarray(np.where(np.arange(240) < part, 0, 255).astype(np.uint8)[None].repeat(240, 0))
                        for part in (20, 60, 120, 180, 220)],
     "a lamp": lambda: [a_lamp(across, down) for across in (0.2, 0.5, 0.8) for down in (0.3, 0.5, 0.7)],
+    "a dot": lambda: [a_dot(radius, length) for radius in (6, 10, 20, 60) for length in (1, 1.2, 1.35)],
 }  # fmt: skip
 
 
