@@ -10,12 +10,14 @@ import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
 
 from service.engine import CapsNet
 from tests.service.conftest import BUNDLES, serving, settings
+from tests.service.launching import started
 from tests.service.processes import process
 
 collector = pytest.importorskip(
@@ -86,6 +88,16 @@ def test_what_instruments_all_of_a_process_is_told_no_query(
     with serving(settings(), nets) as client:
         assert client.get("/reconstruct", params={"pose": token}).status_code == 200
     assert not [span.name for span in exporter.get_finished_spans() if token in str(span.attributes)]
+
+
+def test_what_a_clients_headers_hold_is_in_no_log(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
+    """Where OpenTelemetry does not understand them it would quote them in a warning."""
+    endpoint, _ = received
+    headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "x=\x85sesame"}
+    log = tmp_path / "log"
+    with started(log, CAPSERVE_TRACES=endpoint) as (_, url):
+        assert httpx.get(f"{url}/healthz", headers={key: value.encode("latin-1") for key, value in headers.items()}).is_success
+    assert "sesame" not in log.read_text()
 
 
 @pytest.mark.parametrize("listens", [True, False], ids=["silent", "away"])
