@@ -109,6 +109,7 @@ def check(settings: Settings) -> int:
 def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: bool) -> int:
     """A line of JSON for each file, the same as POST /predict would answer."""
     from service import answer, catalogue, images
+    from service.engine import expect_numbers
     from service.verdict import Judge
 
     _end_with_the_reader()
@@ -118,12 +119,13 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
     for file in files:
         try:
             image = images.decoded(_content(file, settings.max_body), settings.max_pixels, net.manifest, normalise)
+            perception = net.perceive(image[None], np.array([True]))
+            expect_numbers(net.manifest.name, "picture", perception.lengths, perception.drawings)
         except (OSError, ServiceError) as error:
             what = error.strerror if isinstance(error, OSError) else error
             print(f"capserve: {file}: {what}", file=sys.stderr)
             status = 1
         else:
-            perception = net.perceive(image[None], np.array([True]))
             (judged,) = judge.verdicts(perception)
             _say(json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
     return status

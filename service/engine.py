@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service import bundle, cuda
 from service.bundle import DECODER, ENCODER, Array, Bundle
-from service.errors import StartError
+from service.errors import StartError, Unprocessable
 from service.manifest import BundleError, Manifest, Variant, manifest_of
 from service.process import cpus
 from service.runtime import CPU, Session
@@ -96,6 +96,14 @@ class CapsNet:
             self.perceive(blank, np.ones(size, bool))
         for size in self.device.rehearsal(DRAWN_TOGETHER):
             self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
+
+
+def expect_numbers(model: str, what: str, *made: Array) -> None:
+    """Of each of n pictures or poses. A network that divides by nought does so for single ones, and JSON has no NaN."""
+    for values in made:
+        strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        if len(strange):
+            raise Unprocessable(f"model {model} makes no numbers of {what} {strange[0]}: ask another, and train this anew")
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:

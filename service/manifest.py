@@ -41,7 +41,7 @@ NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
 ROUNDED = 1e-3  # by how much shares that were rounded may add up to more or less than 1
 TOLD = 60  # characters of what was found where something else was expected
-LONGEST_CLASS = 64  # characters of a class, which requests may name
+LONGEST_NAME = 64  # characters: of a class, which requests may name, or of what a dimension does
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # More than 0 and less than 100, as floats too.
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0{0,5}[1-9]\d{0,5}|[1-9]\d?(\.\d{1,6})?)$")]
@@ -152,8 +152,8 @@ class References(_Part):
 class Dimension(_Part):
     """What turning one pose dimension does to a drawing, as measured; a name only where it is the same for nearly all."""
 
-    name: str  # "stroke thickness"; empty where no measure tells
-    strength: FiniteFloat  # change from -REACH to REACH, in standard deviations of that measure
+    name: str = Field(max_length=LONGEST_NAME)  # "stroke thickness"; empty where no measure tells
+    strength: float = Field(ge=-1_000, le=1_000)  # change from -REACH to REACH, in standard deviations of that measure
 
     def title(self, number: int, strength: bool = True) -> str:
         """Of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or its number alone."""
@@ -166,7 +166,7 @@ class Manifest(_Part):
     format: Literal["capserve/1"]
     name: Name
     version: Name
-    classes: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_CLASS)], ...] = Field(min_length=2)
+    classes: tuple[Annotated[str, Field(min_length=1, max_length=LONGEST_NAME)], ...] = Field(min_length=2)
     image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from service.catalogue import Change, State
-from service.manifest import LONGEST_CLASS, REACH, Variant
+from service.manifest import LONGEST_NAME, REACH, Variant
 from service.verdict import Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
@@ -54,8 +54,8 @@ class Subject(_Query):
     """A pose from /predict, or the prototype of a class."""
 
     pose: Token | None = Field(None, description="pose token, from an answer of /predict")
-    label: str | None = Field(None, max_length=LONGEST_CLASS, description="a class: its prototype, the mean of real poses")
-    as_label: str | None = Field(None, max_length=LONGEST_CLASS, description="with pose: this class instead, in the same hand")
+    label: str | None = Field(None, max_length=LONGEST_NAME, description="a class: its prototype, the mean of real poses")
+    as_label: str | None = Field(None, max_length=LONGEST_NAME, description="with pose: this class instead, in the same hand")
 
     @model_validator(mode="after")
     def _one_subject(self) -> Self:

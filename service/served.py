@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service.batcher import Batcher
 from service.bundle import Array
-from service.engine import DRAWN_TOGETHER, CapsNet, Labels, Perception
+from service.engine import DRAWN_TOGETHER, CapsNet, Labels, Perception, expect_numbers
 from service.errors import TurnedAway, Unprocessable
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
 HANGING = 60.0  # seconds that no batch takes: after so many the runtime hangs, and the process asks for the same
-MOST_DRAWINGS = 4_096  # that may wait at least: the largest sweep fits in whole
+MOST_DRAWINGS = 4_096  # that may wait at least, and that one request may ask for
 
 
 class Judged(NamedTuple):
@@ -91,14 +91,11 @@ class Served:
         return Judged(perception, verdicts, stages)
 
     def _expect_numbers(self, what: str, *made: Array) -> None:
-        """A network that divides by nought does so for single pictures: all others are answered, and JSON has no NaN."""
-        for values in made:
-            strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-            if len(strange):
-                logger.error("model %s makes no numbers of a %s", self.manifest.name, what)
-                raise Unprocessable(
-                    f"model {self.manifest.name} makes no numbers of {what} {strange[0]}: ask another, and train this anew"
-                )
+        try:
+            expect_numbers(self.manifest.name, what, *made)
+        except Unprocessable:  # of one alone: all others are answered
+            logger.error("model %s makes no numbers of a %s", self.manifest.name, what)
+            raise
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W), and where the time went."""

@@ -14,6 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 WantedVariant = Literal["auto", "fp32", "int8"]
 WantedDevice = Literal["auto", "cpu", "cuda"]
 
+LONGEST_KEY = 1_024  # characters: a proxy takes 8 KB in a header
 PREFIX = "CAPSERVE_"
 ALIKE = 0.75  # of 1: CAPSERVE_APIKEY and CAPSERVE_PROT are meant to be settings, CAPSERVE_MEMORY (docker compose's) is not
 KEY, NEARLY = f"{PREFIX}API_KEY", 0.9  # with its prefix: CAPSERVER_API_KEY
@@ -88,8 +89,11 @@ class Settings(BaseSettings):
         if api_key is None:
             return None
         key = api_key.get_secret_value().strip()
-        if not (key and key.isascii() and key.isprintable()):
-            raise ValueError("api_key: expected printable ASCII and not white space alone; what was found is kept secret")
+        if not (key and key.isascii() and key.isprintable() and len(key) <= LONGEST_KEY):
+            raise ValueError(
+                f"api_key: expected printable ASCII, at most {LONGEST_KEY:,} characters and not white space alone; "
+                "what was found is kept secret"
+            )
         return SecretStr(key)
 
     @field_validator("traces")

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from service.bundle import BOX, FRAME
-from service.manifest import LONGEST_CLASS
+from service.manifest import LONGEST_NAME
 from training import pictures
 from training.errors import DataError, chosen
 from training.sources import FILES, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
@@ -84,8 +84,12 @@ class DataSet:
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
         for index, name in enumerate(self.classes):
-            if not (self.train.labels == index).any():
-                raise DataError(f"{self.folder}: class {name!r} has no training picture: give it some, or take it out")
+            there = int((self.train.labels == index).sum())
+            if there < 2:
+                raise DataError(
+                    f"{self.folder}: class {name!r} has {there or 'no'} training picture: give it two at least, one to learn "
+                    "from and one that is held out, or take it out"
+                )
         parts = {
             f"last {held_out} training pictures, which are held out to choose by": validation,
             "others, to learn from": learn,
@@ -129,9 +133,9 @@ def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> D
     elif source.classes and holds_pictures(found):
         raise DataError(f"{found}: expected the four idx files of {dataset}, found folders of pictures (--dataset folder)")
     classes, train, test = _pictures(found) if holds_pictures(found) else _idx(found, source)
-    if long := [name for name in classes if len(name) > LONGEST_CLASS]:
+    if long := [name for name in classes if len(name) > LONGEST_NAME]:
         raise DataError(
-            f"{found}: expected names of classes of at most {LONGEST_CLASS} characters, found {long[0][:LONGEST_CLASS]}..."
+            f"{found}: expected names of classes of at most {LONGEST_NAME} characters, found {long[0][:LONGEST_NAME]}..."
         )
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")

@@ -127,6 +127,11 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
             f"{folder} holds a bundle of {before.preset}, and this run is of {checkpoint.config.preset}: "
             "remove it, or choose another folder"
         )
+    if before.classes != checkpoint.classes:
+        raise ExportError(
+            f"{folder} holds a bundle of the classes {', '.join(before.classes)}, and this run's are "
+            f"{', '.join(checkpoint.classes)}: remove it, or choose another folder"
+        )
     had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
     say(f"replacing the bundle in {folder} ({had})")
     if before.metrics.test:

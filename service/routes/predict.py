@@ -75,10 +75,11 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
         with served.reserved(len(pictures)), visit.stage("decode"), service.crew.line(len(pictures)) as line:
             decoded = [await _indexed(service, served, index, each, query, visit, line) for index, each in enumerate(pictures)]
         found = await _judged(served, np.stack(decoded), visit)
-    predictions = [
-        answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, image if query.input else None)
-        for row, (judged, image) in enumerate(zip(found.verdicts, decoded, strict=True))
-    ]
+    predictions = []
+    for row, (judged, image) in enumerate(zip(found.verdicts, decoded, strict=True)):
+        await asyncio.sleep(0)  # as above: its pictures are compressed
+        taken = image if query.input else None
+        predictions.append(answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, taken))
     return _json({"model": served.manifest.name, "predictions": predictions})
 
 

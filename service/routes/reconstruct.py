@@ -6,6 +6,7 @@ anything is drawn, but not before it is known that it could be.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 from collections.abc import Awaitable, Callable, Sequence
@@ -23,12 +24,13 @@ from service.manifest import REACH, Manifest
 from service.pose import Pose
 from service.routes.direct import Direct, refusals
 from service.schemas import MorphQuery, Pixels, ReconstructQuery, Subject, SweepQuery
-from service.served import Served
+from service.served import MOST_DRAWINGS, Served
 from service.state import Service
 from service.web import departure, headers
 
 SMALL_SHEET = 1 << 17  # pixels, without names: more are written by the crew
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
+SHORT = (",", ":")  # of JSON
 FRESH = 3600  # seconds that a cache need not ask about a pose
 
 AS_PNG, AS_PIXELS = "image/png", "application/json"
@@ -59,12 +61,13 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
     subjects = _subjects(query, served.manifest)
     poses = perturb(np.stack([each.values for each in subjects]), query.dim, query.delta)
     classes = np.array([each.label for each in subjects])
-    _check_sheet(len(subjects), query.size)
+    if form == AS_PNG:
+        _check_sheet(len(subjects), query.size)
 
     async def draw() -> Response:
         drawings = await _drawn(request, served, poses, classes, form == AS_PIXELS or _small(len(poses), query.size))
         if form == AS_PIXELS:
-            return _pixels(served.manifest, classes, drawings)
+            return await _pixels(served.manifest, classes, drawings)
         return await _png(service, drawings[None], query.size)
 
     return await _unless_known(request, served, form, draw)
@@ -191,6 +194,8 @@ def _check_dims(dims: list[int], manifest: Manifest) -> None:
 
 
 def _check_sheet(drawings: int, size: int) -> None:
+    if drawings > MOST_DRAWINGS:
+        raise Unprocessable(f"{drawings:,} drawings are more than {MOST_DRAWINGS:,}; ask for fewer dims or steps")
     if drawings * size * size > LARGEST_SHEET:
         raise Unprocessable(
             f"{drawings} drawings of size {size} are more than {LARGEST_SHEET:,} pixels; ask for fewer or smaller"
@@ -219,7 +224,11 @@ async def _png(service: Service, rows: Array, size: int, names: Sequence[str] = 
     return Response(write() if small else await service.crew.do(write), media_type=AS_PNG)
 
 
-def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:
-    labels = [manifest.classes[index] for index in classes]
-    said = {"model": manifest.name, "labels": labels, "images": drawings.astype(float).round(4).tolist()}
-    return Response(json.dumps(said, separators=(",", ":")).encode(), media_type=AS_PIXELS)
+async def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:
+    said = {"model": manifest.name, "labels": [manifest.classes[index] for index in classes], "images": []}
+    before, after = json.dumps(said, separators=SHORT).rsplit("]", 1)
+    written = []
+    for drawing in drawings:
+        await asyncio.sleep(0)  # others have their turn between two
+        written.append(json.dumps(drawing.astype(float).round(4).tolist(), separators=SHORT))
+    return Response(f"{before}{','.join(written)}]{after}".encode(), media_type=AS_PIXELS)

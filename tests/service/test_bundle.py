@@ -140,6 +140,8 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"thresholds__margins": {"5": 0.2, "50": 0.1}}, "thresholds.margins: .*rise with their percentages, found 0.2, 0.1"),
         ({"thresholds__reconstruction_errors__3": {"50": 0.1, "90": 0.2}}, r"percentiles of 3's errors: expected \['50'"),
         ({"image_shape": [2, 28, 28]}, "image_shape.0: Input should be 1 or 3"),
+        ({"dimensions": [{"name": "x" * 65, "strength": 1}]}, "dimensions.0.name: String should have at most 64 characters"),
+        ({"dimensions": [{"name": "", "strength": 1e300}]}, "dimensions.0.strength: Input should be less than or equal to 1000"),
         ({"metrics__parity": -1}, "metrics.parity"),
         ({"version": "other"}, "version, the fingerprint: expected [0-9a-f]{16}, found other"),
         ({"references__winner_length__edges": [0, 1]}, "expected 21 edges for 20 shares, found 2"),

@@ -14,8 +14,12 @@ from importlib.metadata import version
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 
+from service import cli, commands
+from service.bundle import Array
+from service.engine import CapsNet
 from tests.service.bundles import external
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
 from tests.service.launching import CAPSERVE, run, started
@@ -48,16 +52,29 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "environment", "told"),
+    ("flags", "told"),
     [
-        (["--models", "/nonexistent"], {}, "expected a folder of bundles, found No such file or directory; name another"),
+        (["--models", "/nonexistent"], "expected a folder of bundles, found No such file or directory; name another"),
         (
             ["--models", str(BUNDLES / "tiny")],
-            {},
             "expected a folder of bundles, found a bundle; name the folder that it lies in",
         ),
-        (["--models", "/dev/null"], {}, "expected a folder of bundles, found Not a directory; name another"),
-        (["--model", "huge"], {}, "has only tiny"),
+        (["--models", "/dev/null"], "expected a folder of bundles, found Not a directory; name another"),
+        (["--model", "huge"], "has only tiny"),
+        (["--host", "203.0.113.1"], "choose another with CAPSERVE_HOST or CAPSERVE_PORT"),
+        (["--host", "a..b"], "cannot listen on a..b"),
+    ],
+)
+def test_what_cannot_be_served_is_said_in_a_line(flags: list[str], told: str) -> None:
+    ended = run("serve", *flags)
+    assert ended.returncode == 2
+    assert told in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environment", "told"),
+    [
         ([], {"CAPSERVE_APIKEY": "secret"}, "CAPSERVE_APIKEY: there is no such setting; expected CAPSERVE_API_KEY"),
         ([], {"CAPSERVE_KEY": "secret"}, "CAPSERVE_KEY: there is no such setting; the key is CAPSERVE_API_KEY"),
         (
@@ -100,15 +117,24 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
             {"CAPSERVE_TRACES": "http://a/b?key=sesame"},
             "CAPSERVE_TRACES: expected a URL without a query; a key goes into OTEL_",
         ),
-        (["--host", "203.0.113.1"], {}, "choose another with CAPSERVE_HOST or CAPSERVE_PORT"),
-        (["--host", "a..b"], {}, "cannot listen on a..b"),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(arguments: list[str], environment: dict[str, str], told: str) -> None:
-    ended = run("serve", *arguments, **environment)
-    assert ended.returncode == 2
-    assert told in ended.stderr
-    assert "Traceback" not in ended.stderr
+def test_what_cannot_be_is_said_in_a_line(
+    arguments: list[str],
+    environment: dict[str, str],
+    told: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is begun, so it takes no process of its own."""
+    monkeypatch.setattr(commands, "serve", lambda _: 0)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    try:
+        status = cli.run(["serve", *arguments])
+    except SystemExit as ended:
+        status = ended.code
+    assert (status, told in capsys.readouterr().err) == (2, True)
 
 
 def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
@@ -288,6 +314,23 @@ def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, se
         f"/7.png: larger than {len(seven) - 1:,} bytes; send a smaller picture, or raise CAPSERVE_MAX_BODY",
         "/8.png: No such file or directory",
     ]
+
+
+def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
+    tmp_path: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    classify = CapsNet.classify
+
+    def dividing(net: CapsNet, images: Array) -> tuple[Array, Array]:
+        lengths, capsules = classify(net, images)
+        return (lengths * np.nan if len(images) == 1 and images.any() else lengths), capsules
+
+    monkeypatch.setattr(CapsNet, "classify", dividing)
+    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # this process has other readers
+    (tmp_path / "7.png").write_bytes(seven)
+    assert cli.run(["predict", "--models", str(BUNDLES), str(tmp_path / "7.png")]) == 1
+    told = capsys.readouterr()
+    assert (told.out, "7.png: model tiny makes no numbers of picture 0" in told.err) == ("", True)
 
 
 def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import pkgutil
 import threading
 import time
+import weakref
 from contextlib import suppress
 
 import pytest
@@ -92,6 +94,22 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
     began = time.monotonic()
     asyncio.run(hang())
     assert time.monotonic() - began < 5
+
+
+def test_what_was_done_is_let_go() -> None:
+    async def work() -> None:
+        crew = Crew(1, most=9, max_wait=60, deadline=10)
+        made = weakref.ref(await crew.do(Picture, time.monotonic()))
+        await crew.do(lambda: None)
+        gc.collect()
+        assert made() is None
+        crew.close()
+
+    asyncio.run(work())
+
+
+class Picture:
+    pass
 
 
 def test_who_came_first_is_first() -> None:

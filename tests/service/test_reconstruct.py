@@ -15,6 +15,7 @@ from service.engine import CapsNet, perturb
 from service.errors import Busy
 from service.pose import Pose
 from service.schemas import MOST_DIMS, MOST_STEPS
+from tests.service.conftest import serving, settings
 
 AS_JSON = {"Accept": "application/json"}
 
@@ -130,6 +131,16 @@ def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str
     assert (changed.status_code, as_json.status_code) == (200, 200)
 
 
+def test_what_another_version_of_the_service_drew_is_drawn_again(
+    client: httpx.Client, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {"If-None-Match": client.get("/reconstruct?label=7").headers["ETag"]}
+    assert client.get("/reconstruct?label=7", headers=known).status_code == 304
+    monkeypatch.setattr("service.app.version", lambda _: "another")
+    with serving(settings(), nets) as upgraded:
+        assert upgraded.get("/reconstruct?label=7", headers=known).status_code == 200
+
+
 def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client: httpx.Client, token: str) -> None:
     for path in (
         "/reconstruct",
@@ -154,6 +165,15 @@ def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch
     refused = client.get("/reconstruct?size=101")
     assert refused.status_code == 422
     assert refused.json()["detail"].startswith("10 drawings of size 101 are more than 100,000 pixels")
+    assert client.get("/reconstruct?size=101", headers=AS_JSON).status_code == 200  # whose size is the model's
+
+
+def test_a_sheet_of_more_drawings_than_may_wait_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a network of a hundred pose dimensions would have it."""
+    monkeypatch.setattr("service.routes.reconstruct.MOST_DRAWINGS", 20)
+    assert client.get("/reconstruct/sweep?label=7&dim=1&dim=2&steps=10").status_code == 200
+    refused = client.get("/reconstruct/sweep?label=7&dim=1&dim=2&steps=11")
+    assert (refused.status_code, refused.json()["detail"]) == (422, "22 drawings are more than 20; ask for fewer dims or steps")
 
 
 def test_sheets_and_strips_are_not_drawn_again_either(client: httpx.Client, token: str) -> None:

@@ -168,6 +168,15 @@ def test_two_objects_count_where_a_model_sees_two() -> None:
     assert JUDGE.judge(lengths, [7, 1], 0.02, contrast=0.3) == "digit"
 
 
+def test_two_objects_are_drawn_no_better_than_the_one_that_is_harder_to_draw() -> None:
+    errors = [TINY.thresholds.reconstruction_errors[name]["90"] for name in TINY.classes]
+    easy, hard = int(np.argmin(errors)), int(np.argmax(errors))
+    lengths = np.full(len(errors), 0.05, np.float32)
+    lengths[[easy, hard]] = 0.95
+    surprises = [JUDGE.surprise(lengths, pair, errors[hard]) for pair in ([easy, easy], [hard, hard], [easy, hard])]
+    assert surprises[0] > surprises[1] == surprises[2]
+
+
 def test_all_classes_may_be_there() -> None:
     lengths = np.array([0.9, 0.8], np.float32)
     two = TINY.model_copy(update={"classes": TINY.classes[:2]})

@@ -241,8 +241,14 @@ def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> N
 
 
 def test_a_class_without_pictures_is_told(data: DataSet) -> None:
-    with pytest.raises(DataError, match=r"class 'none' has no training picture: give it some, or take it out"):
+    with pytest.raises(DataError, match=r"class 'none' has no training picture: give it two at least, one to learn from"):
         replace(data, classes=(*data.classes, "none")).split(40)
+
+
+def test_a_class_of_one_picture_is_told(data: DataSet) -> None:
+    one = torch.cat([(data.train.labels != 1).nonzero()[:, 0], (data.train.labels == 1).nonzero()[:1, 0]])
+    with pytest.raises(DataError, match=r"class '1' has 1 training picture: give it two at least, .* that is held out, or"):
+        replace(data, train=data.train[one]).split(40)
 
 
 def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: DataSet) -> None:

@@ -322,6 +322,18 @@ def test_a_bundle_of_another_preset_is_not_replaced(
     assert contents(folder) == before
 
 
+def test_a_bundle_of_other_classes_is_not_replaced(
+    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+) -> None:
+    folder = tmp_path / "shapes"
+    shutil.copytree(shapes.folder, folder)
+    before = contents(folder)
+    others = tuple(f"other {name}" for name in finished.classes)
+    with pytest.raises(ExportError, match="holds a bundle of the classes .*, and this run's are other .*: remove it, or choose"):
+        export(replace(finished, classes=others), data, folder, quantised=False, say=lambda _: None)
+    assert contents(folder) == before
+
+
 def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
     """A copy of the bundle that knows the errors of another seed, on so many pictures."""
     shutil.copytree(shapes.folder, folder)
