@@ -13,6 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import httptools
+from starlette.responses import Response
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from service import visits
@@ -247,7 +248,7 @@ class Protocol(HttpToolsProtocol):
         """Nothing more is read. What was asked before is answered; then the connection closes."""
         cycle = self.cycle
         idle = cycle is None or cycle.response_complete
-        in_body = not idle and cycle.more_body and not cycle.response_started and not self.pipeline
+        in_body = not idle and cycle.more_body and not cycle.response_started
         visit = self._visit(in_body)
         with visits.logged(visit):
             logger.info("refused with %s: %s", error.status, error.detail)
@@ -256,6 +257,9 @@ class Protocol(HttpToolsProtocol):
         self._forget_timer()
         if idle:
             self._answer(error, visit)
+        elif in_body and self.pipeline:  # when its turn comes
+            cycle.keep_alive = False
+            self.pipeline[0] = cycle, self._told(error, visit)  # type: ignore[assignment]
         elif in_body:  # it is this one's body that is wrong
             cycle.scope[REFUSED] = error.status  # type: ignore[literal-required]
             cycle.disconnected = True
@@ -272,13 +276,17 @@ class Protocol(HttpToolsProtocol):
         visit: Visit = scope.setdefault(visits.SCOPE_KEY, visits.named(scope["headers"]))
         return visit
 
+    def _told(self, error: ServiceError, visit: Visit) -> Response:
+        told = problems.of(error)
+        told.raw_headers.extend(visit.headers())
+        return told
+
     def _answer(self, error: ServiceError, visit: Visit) -> None:
         if self.transport.is_closing():
             return
-        told = problems.of(error)
+        told = self._told(error, visit)
         told.headers["connection"] = "close"
-        all_headers = (*self.server_state.default_headers, *told.raw_headers, *visit.headers())
-        headers = b"".join(b"%s: %s\r\n" % header for header in all_headers)
+        headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *told.raw_headers))
         body = b"" if self.parser.get_method() == b"HEAD" else told.body
         self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", body)))
         self.transport.write_eof()

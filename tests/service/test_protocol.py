@@ -203,6 +203,20 @@ def test_what_is_wrong_behind_a_good_request_does_not_take_its_answer(server: Pr
     assert statuses(said(server, GET, b"nonsense\r\n\r\n", pause=0.3)) == [200, 400]
 
 
+def test_what_is_wrong_with_a_body_is_told_when_its_turn_comes(server: Process) -> None:
+    """And once, and at once: nobody waits for the rest of it."""
+    before = server.metric('capserve_rejections_total{reason="TooSlow"}')
+    began = time.monotonic()
+    chunked = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: mine\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
+    answers = said(server, GET + GET + chunked)
+    assert time.monotonic() - began < 0.9
+    assert statuses(answers) == [200, 200, 400]
+    last = answers.rpartition(b"HTTP/1.1 400 ")[2].lower()
+    assert b"x-request-id: mine\r\n" in last
+    assert b"connection: close\r\n" in last
+    assert server.metric('capserve_rejections_total{reason="TooSlow"}') == before
+
+
 def test_an_offer_of_http_2_is_passed_over_and_the_request_served(server: Process) -> None:
     offered = PREDICT.replace(b"\r\n", b"\r\n" + OFFER, 1)
     begin = offered.index(b"\r\n\r\n") + 4
