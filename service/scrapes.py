@@ -1,4 +1,4 @@
-"""What /metrics tells: written once for all who ask while it is not begun, one at a time, and with a rest between two.
+"""What /metrics tells, written once for all who ask at the same time: one text after the other, and with a rest between two.
 
 No key is asked for there, and to write it takes tens of milliseconds: however many ask, and however often, the models have the
 rest of the processor's time.
