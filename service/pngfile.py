@@ -44,8 +44,8 @@ def expect_all(picture: PngFile, data: bytes) -> None:
 
 def chunks_beside_pixels(data: bytes, most: int) -> int:
     """Of profiles, texts and whatever else a file may hold by the thousand, counted till there are more than that."""
-    at, found = CHUNKS_AT, 0
-    while at + CHUNK.size <= len(data) and found <= most:
+    at, found, kind = CHUNKS_AT, 0, b""
+    while at + CHUNK.size <= len(data) and found <= most and kind != END[:4]:  # behind which anything may follow
         length, kind = CHUNK.unpack_from(data, at)
         found += kind not in PIXELS
         at += 12 + length

@@ -39,7 +39,7 @@ export class AnswerView {
     byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
     const presence = model.manifest.thresholds?.presence;
     byId("lengths").style.setProperty("--presence", presence ?? 2);
-    const mark = presence ? ` From the mark on, ${presence.toFixed(2)}, it counts as there.` : "";
+    const mark = presence ? ` From the mark on, ${presence.toFixed(2)}, it is long enough for that.` : "";
     say(byId("presence"), `A bar is a capsule’s length: how sure the network is that this class is there.${mark}`);
     this.clear();
   }
@@ -95,7 +95,11 @@ export class AnswerView {
     const others = this.#model.classes.filter((label) => !labels.includes(label));
     const next = others.reduce((best, label) => (length(label) > length(best) ? label : best), others[0] ?? first);
     if (verdict === "not_a_digit") {
-      return `Nearest is ${named(first)}, its capsule ${length(first)} long; but real ones make longer capsules, or can be drawn better.`;
+      const short = length(first) < (this.#model.manifest.thresholds?.presence ?? 0.5);
+      const why = short
+        ? `Nearest is ${named(first)}, but its capsule is only ${length(first)} long.`
+        : `Nearest is ${named(first)}, its capsule ${length(first)} long; but what the network believes is not what it saw.`;
+      return several(this.#model) ? why : `${why} It reads one ${digits(this.#model.classes) ? "digit" : "thing"} at a time.`;
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
     const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";

@@ -53,6 +53,8 @@ async def on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         headers["Allow"] = _allowed(headers["Allow"])
         detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; /docs says how"
+        if "access-control-request-method" in request.headers:  # a browser asks, on behalf of another site's page
+            detail = "pages of other origins may ask nothing here: put yours and this service behind one proxy, under one origin"
     return problem(error.status_code, title, detail, headers)
 
 

@@ -251,6 +251,25 @@ def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
         assert strip.evaluate("image => image.naturalWidth") == drawings * 112
 
 
+@pytest.mark.parametrize(
+    ("length", "why"),
+    [
+        (0.87, "its capsule 0.87 long; but what the network believes is not what it saw"),
+        (0.2, "but its capsule is only 0.20 long"),
+    ],
+)
+def test_why_something_is_no_digit_is_said(page: Page, length: float, why: str) -> None:
+    def judged(route: Route) -> None:
+        told = route.fetch().json()
+        lengths = [length if label == told["label"] else 0.1 for label in "0123456789"]
+        route.fulfill(json={**told, "verdict": "not_a_digit", "probabilities": lengths})
+
+    page.route("**/predict?*", judged)
+    draw(page, SEVEN)
+    ask_for(page, "Not a digit")
+    assert said(page, "#reason") == f"Nearest is a 7, {why}. It reads one digit at a time."
+
+
 def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
     page, asked, held = with_seven, [], []
     page.on("request", lambda request: "/morph?" in request.url and asked.append(request.url))

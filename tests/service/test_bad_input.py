@@ -185,6 +185,8 @@ def test_paths_and_methods_that_are_not_there(small: httpx.Client) -> None:
     answer = small.delete("/models")
     assert "takes GET, HEAD and not DELETE" in refused(answer, 405)
     assert answer.headers["Allow"] == "GET, HEAD"
+    asked = {"Origin": "http://another.example", "Access-Control-Request-Method": "POST"}
+    assert "pages of other origins may ask nothing here" in refused(small.options("/predict", headers=asked), 405)
 
 
 @pytest.mark.parametrize("path", ["/models", "/models/tiny", "/v2", "/v2/models/tiny"])
@@ -274,6 +276,11 @@ def test_a_png_of_nothing_but_metadata_is_refused_soon(kind: bytes, body: bytes)
     with pytest.raises(Unprocessable, match="more than 200 chunks beside its pixels"):
         images.read(data[:at] + chunk * 5_000 + data[at:], 25_000_000)
     assert time.perf_counter() - began < 0.5
+
+
+def test_what_is_behind_a_png_is_none_of_its_chunks() -> None:
+    for behind in (bytes(10_000), encoded(drawn("7", 28)) * 100):
+        assert images.read(encoded(drawn("7", 28)) + behind, 25_000_000).size == (28, 28)
 
 
 @pytest.mark.alone
