@@ -15,6 +15,7 @@ Stage = Literal["decode", "queue", "encode", "reconstruct"]
 Stages = dict[Stage, float]  # seconds
 
 SCOPE_KEY = "capserve.visit"
+TURN, WHOLE = "capserve.turn", "capserve.whole"  # in the scope, where the connection tells: when its turn came, when it was here
 SOUND_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")  # for the logs
@@ -62,11 +63,18 @@ class Visit:
 
 
 def begin(scope: MutableMapping[str, Any]) -> Visit:
-    """The visit of a request whose head is here."""
+    """The visit of a request whose head is here; the event loop may have taken its time since."""
     visit: Visit = scope.get(SCOPE_KEY) or named(scope["headers"])  # the connection may have refused it before its turn came
+    visit.arrived = visit.complete = scope.get(TURN, visit.arrived)
     scope[SCOPE_KEY] = visit
     request_id.set(visit.id)
     return visit
+
+
+def completed(scope: MutableMapping[str, Any]) -> None:
+    """Its body is here, if it will ever be."""
+    visit = of(scope)
+    visit.complete = max(visit.arrived, scope.get(WHOLE) or time.monotonic())
 
 
 def named(headers: Iterable[tuple[bytes, bytes]]) -> Visit:

@@ -6,7 +6,6 @@ import asyncio
 import base64
 import binascii
 import codecs
-import time
 from typing import TypeVar
 
 from pydantic import ValidationError
@@ -50,7 +49,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     except TimeoutError:
         raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
     finally:
-        visit.complete = time.monotonic()
+        visits.completed(request.scope)
     return b"".join(chunks)
 
 

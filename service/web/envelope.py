@@ -27,6 +27,8 @@ if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
+LATE = 0.3  # of the longest wait: it has lain as long in the kernel, where nobody sees it, and its answer may wait once more
+MOMENT = 0.1  # seconds that anything may take
 OPEN_PATHS = health.PATHS | inference_protocol.HEALTH_PATHS | playground.PATHS
 
 logger = logging.getLogger("service.requests")
@@ -36,7 +38,9 @@ class Envelope:
     def __init__(self, app: ASGIApp, service: Service, tracing: Tracing | None) -> None:
         self._app = app
         self._metrics, self._catalogue, self._bodies = service.metrics, service.catalogue, service.bodies
+        self._crew, self._refusals = service.crew, service.refusals
         self._tracing = tracing
+        self._longest = max(MOMENT, LATE * service.settings.max_wait)
         key = service.settings.api_key
         self._key = None if key is None else key.get_secret_value().encode()
 
@@ -58,7 +62,10 @@ class Envelope:
             await send(message)
 
         try:
-            await (self._turned_away(scope) or self._app)(scope, receive, stamped)
+            refusal = self._turned_away(scope)
+            if refusal is not None and refusal.status_code == Busy.status and self._crew.at_work:
+                await self._refusals.turn()
+            await (refusal or self._app)(scope, receive, stamped)
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
@@ -81,16 +88,28 @@ class Envelope:
         return headers
 
     def _turned_away(self, scope: Scope) -> Response | None:
-        """Without the key; or where memory is short, though this request may bring no body: its answer too may not be read."""
+        """Without the key; where too many wait; or where memory is short, though this request may bring no body: its answer too
+        may not be read."""
         if scope["path"] in OPEN_PATHS:
             return None
         if not self._knows_key(scope["headers"]):
             return self._key_wanted(scope["headers"])
         try:
+            self._admit(visits.of(scope))
             self._bodies.admit()
         except Busy as error:
             return self._refusal(error)
         return None
+
+    def _admit(self, visit: visits.Visit) -> None:
+        """Of requests that the event loop cannot keep up with: each would wait longer than the one before."""
+        waited = time.monotonic() - visit.arrived
+        if waited > self._longest:
+            raise Busy(
+                f"more requests come than can be read: this one was looked at after {waited:.1f} s; ask again after the seconds "
+                "in Retry-After",
+                "loop",
+            )
 
     def _key_wanted(self, headers: list[tuple[bytes, bytes]]) -> Response:
         answer = self._refusal(KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"))

@@ -7,6 +7,7 @@ RFC 9110 7.8 allows: the request itself is answered.
 from __future__ import annotations
 
 import logging
+import time
 from asyncio import BaseTransport, TimerHandle
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -14,7 +15,8 @@ from typing import Any
 
 import httptools
 from starlette.responses import Response
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service import visits
 from service.errors import HeadTooLarge, MalformedRequest, ServiceError, TooSlow
@@ -172,7 +174,12 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._in_body, self._head = False, 0
             self._forget_timer()
+            self.cycle.scope[visits.WHOLE] = time.monotonic()  # type: ignore[literal-required]
             super().on_message_complete()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        cycle.scope[visits.TURN] = time.monotonic()  # type: ignore[literal-required]
+        super()._start_asgi_task(cycle, app)
 
     # Answers that are there before all of the request is
 

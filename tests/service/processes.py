@@ -54,13 +54,15 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def process(seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, **settings: object) -> Iterator[Process]:
+def process(
+    seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, seconds_a_small_one: float = 0.0, **settings: object
+) -> Iterator[Process]:
     """`capserve serve` of tests/bundles that lingers only where a test wants it; it must exit with 0 when it is told to stop."""
     port = free_port()
     values = {"models": BUNDLES, "port": port, "log_level": "error", "linger": 0} | settings
     environment = os.environ | {f"CAPSERVE_{name.upper()}": str(value) for name, value in values.items()}
-    slow = ["-m", "tests.service.slow_server", str(seconds_a_batch), str(seconds_a_picture)]
-    command = slow if seconds_a_batch or seconds_a_picture else ["-m", "service", "serve"]
+    seconds = seconds_a_batch, seconds_a_picture, seconds_a_small_one
+    command = ["-m", "tests.service.slow_server", *map(str, seconds)] if any(seconds) else ["-m", "service", "serve"]
     popen = subprocess.Popen([sys.executable, *command], env=environment, cwd=ROOT)
     started = Process(port, popen)
     try:

@@ -1,4 +1,5 @@
-"""`capserve serve` that takes its time: `slow_server A B`, seconds for each batch and for each large picture to be decoded.
+"""`capserve serve` that takes its time: `slow_server A B C`, seconds for each batch, and for each large and each small picture to
+be decoded.
 
 Worker processes import this module too, under another name, and so they are as slow.
 """
@@ -11,7 +12,7 @@ from service.__main__ import main
 from service.engine import CapsNet
 from service.routes.predict import SMALL_BYTES
 
-a_batch, a_picture = map(float, sys.argv[1:])
+a_batch, a_large, a_small = map(float, sys.argv[1:])
 believe, read = CapsNet.believe, images.read
 
 
@@ -20,12 +21,12 @@ def slowly(self, *seen):
     return believe(self, *seen)
 
 
-def slowly_if_large(data, *asked, **more):
-    time.sleep(a_picture if len(data) > SMALL_BYTES else 0)
+def read_slowly(data, *asked, **more):
+    time.sleep(a_large if len(data) > SMALL_BYTES else a_small)
     return read(data, *asked, **more)
 
 
-CapsNet.believe, images.read = slowly, slowly_if_large
+CapsNet.believe, images.read = slowly, read_slowly
 
 if __name__ == "__main__":
     sys.exit(main(["serve"]))
