@@ -26,7 +26,6 @@ ENOUGH = 60  # pixels of ink's longer side with which nothing is gained by a clo
 AROUND = 0.5  # of ink's longer side: the paper beside it that is looked at with it
 STEP, DOT, SPARSE = 15, 1.2, 4  # of 255, by which dots differ; pixels, by which they are smoothed; one in so many rows is asked
 HOT = 8  # pixels of a sensor that may be brighter than all that it sees
-PALEST = 0.15  # of the ink's strength: what departs by less is paper
 SPECK = 0.04  # of the largest blot: what is smaller is dirt
 
 
@@ -158,15 +157,10 @@ def _rim(there: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 def _cleaned(departing: Departure, alone: bool) -> Array:
     """1 in the strokes and 0 around them; specks gone, and where one digit is looked for what else there is."""
-    line, levels, noise = departing.line, departing.levels, departing.grain
-    blank = np.zeros_like(line)
-    if not departing.written:
+    line, blank = departing.line, np.zeros_like(departing.line)
+    if not departing.written or departing.noisy:
         return blank
-    threshold = departing.threshold
-    paper = 1.48 * median(np.abs(levels[: np.searchsorted(levels, np.float32(threshold), side="right")]))
-    # Of little ink, the two groups that the threshold parts are halves of the noise, or of paper that is the same to a bit.
-    strength = departing.strength
-    threshold = max(threshold, 2.5 * paper, PALEST * strength, min(5 * max(paper, noise), 0.3 * strength))
+    paper, threshold = departing.unevenness, departing.safe_threshold
     strong = line > threshold
     if not strong.any():
         return blank

@@ -18,6 +18,8 @@ BINS = 64  # of a histogram of light
 FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
 FAINT = 0.6  # of the threshold that parts ink from paper: what is printed or drawn as a line may be this pale
 OFF = 0.2  # of the ink's strength: what departs by more is not paper
+PALEST = 0.15  # of the ink's strength: what departs by less is paper
+CLEAR, TAIL = 4, 1.5  # times as far as paper departs from itself, ink does; times as many pixels, where there is none, half do
 DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
 EXTREME = 8000  # pixels of which one may be brighter than the ink
 MANY = 2000  # values of which a 32,767th of the largest is a step too small to matter
@@ -95,6 +97,26 @@ class Departure:
             return 0.0
         steps = [np.abs(np.diff(self.line, axis=axis)).ravel() for axis in (0, 1)]
         return 1.05 * median(np.concatenate(steps))
+
+    @cached_property
+    def unevenness(self) -> float:
+        """By what paper departs from itself, whatever the reason: a standard deviation, but for the ink that there is."""
+        return 1.48 * median(np.abs(self.levels[: np.searchsorted(self.levels, np.float32(self.threshold), side="right")]))
+
+    @cached_property
+    def safe_threshold(self) -> float:
+        """Of little ink, the groups that the threshold parts are halves of the noise, or of paper that is the same to a bit."""
+        sure = min(5 * max(self.unevenness, self.grain), 0.3 * self.strength)
+        return max(self.threshold, 2.5 * self.unevenness, PALEST * self.strength, sure)
+
+    @cached_property
+    def noisy(self) -> bool:
+        """Whether what departs most is the tail of what the paper does, so that more pixels do half as much: ink has few such."""
+        strong = self.levels[np.searchsorted(self.levels, np.float32(self.safe_threshold), side="right") :]
+        if not len(strong) or quantile(strong, 0.5) >= CLEAR * self.unevenness:
+            return False
+        half = len(self.levels) - np.searchsorted(self.levels, np.float32(self.safe_threshold / 2), side="right")
+        return bool(half - len(strong) > TAIL * len(strong))
 
     @property
     def written(self) -> bool:

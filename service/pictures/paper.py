@@ -49,7 +49,7 @@ def departure(colours: Array, alone: bool = True) -> Departure:
     if not alone:
         return rest
     framed = unframed(seen)
-    if framed is not None:
+    if framed is not None and not seen.noisy:
         return unruled(framed)
     return _unshaded(rest if rest is seen else unframed(rest) or rest)
 

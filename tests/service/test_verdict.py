@@ -52,7 +52,7 @@ def grey(levels: NDArray[np.generic]) -> Image.Image:
 
 @cache
 def noise() -> Array:
-    """As it is, not normalised: there it would be found blank."""
+    """As it is, not normalised; as a picture most of it would be found blank."""
     return np.random.default_rng(0).random((500, *SHAPE), dtype=np.float32)
 
 
@@ -95,6 +95,17 @@ def test_drawn_digits_are_not_refused(compact: CapsNet) -> None:
         drawings.grey(drawings.written(digit, np.random.default_rng(seed)), 0, 1) for digit in "0123456789" for seed in range(5)
     )
     assert judged(compact, drawn)[0].count("not_a_digit") <= 3
+
+
+@pytest.mark.parametrize("side", [28, 50, 100, 200])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channels: int) -> None:
+    """The darkest of it hangs together here and there, as strokes would."""
+    rng = np.random.default_rng(side)
+    made = (rng.integers(0, 256, (side, side, channels), dtype=np.uint8) for _ in range(100))
+    verdicts, _ = judged(compact, prepared(Image.fromarray(each[..., 0] if channels == 1 else each) for each in made))
+    print(f"\nnoise of {side}x{side}, {channels} channels: {verdicts.count('not_a_digit')} of 100 are not_a_digit")
+    assert verdicts.count("not_a_digit") >= 98
 
 
 @pytest.mark.parametrize(
