@@ -21,6 +21,7 @@ from service.errors import StartError
 from service.manifest import Manifest
 from service.runtime import CUDA, DTYPES, Arrays, ort
 
+DRIVER = "libcuda.so.1"  # NVIDIA's
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
 # While ONNX Runtime records a CUDA graph in one thread, what others ask of CUDA fails: memory, copies, waiting. So one thread
@@ -131,14 +132,23 @@ def find() -> None:
             ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
 
 
+def driver() -> bool:
+    """Whether NVIDIA's is here."""
+    try:
+        ctypes.CDLL(DRIVER)
+    except OSError:
+        return False
+    return True
+
+
 def _missing() -> str | None:
     """The first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
-    for library in ("libcuda.so.1", Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
+    for library in (DRIVER, Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
         try:
             ctypes.CDLL(str(library))
         except OSError as error:
             name, _, reason = str(error).partition(": ")
             if "cannot open shared object" in reason:
                 brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout brings them"
-                return f"{name} is missing, a part of {'the NVIDIA driver' if name == 'libcuda.so.1' else brought}"
+                return f"{name} is missing, a part of {'the NVIDIA driver' if name == DRIVER else brought}"
     return None

@@ -64,7 +64,8 @@ def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bo
         if wanted == "cuda":
             raise
         fell_back = CUDA in ort.get_available_providers()
-        logger.log(logging.WARNING if fell_back else logging.INFO, "running on the CPU: %s", reason)
+        why = reason if fell_back or cuda.driver() else "there is no NVIDIA driver here"
+        logger.log(logging.WARNING if fell_back else logging.INFO, "running on the CPU: %s", why)
         return replace(cpu, fell_back=fell_back)
     return Device(CUDA, lambda path, spec, manifest: cuda.CudaSession(path, spec, manifest, on_cuda))
 

@@ -17,7 +17,8 @@ export class MorphPanel {
   constructor(changed) {
     this.#changed = changed;
     for (const end of ENDS) byId(`keep-${end}`).addEventListener("click", () => this.#keep(end));
-    byId("steps").addEventListener("change", () => byId("steps").reportValidity() && this.complete && this.#changed());
+    // Here it is not reported: the focus would come back from whatever was clicked, and the click be lost.
+    byId("steps").addEventListener("change", () => byId("steps").checkValidity() && this.complete && this.#changed());
   }
 
   /** Poses of another model mean nothing to this one. */
