@@ -324,6 +324,8 @@ def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
 @pytest.fixture(params=[1, 2])
 def started(request: pytest.FixtureRequest, folder: Path) -> Iterator[Process]:
     with process(models=folder, workers=request.param, api_key="sesame") as running:
+        # All of them, or one would find another bundle in the place of that which it loads.
+        until(lambda: running.metric("capserve_workers ") == request.param, 30)
         yield running
 
 
