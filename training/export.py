@@ -122,16 +122,12 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     except BundleError as error:
         say(f"replacing a damaged bundle: {error}")
         return ()
-    if before.preset != checkpoint.config.preset:
-        raise ExportError(
-            f"{folder} holds a bundle of {before.preset}, and this run is of {checkpoint.config.preset}: "
-            "remove it, or choose another folder"
-        )
-    if before.classes != checkpoint.classes:
-        raise ExportError(
-            f"{folder} holds a bundle of the classes {', '.join(before.classes)}, and this run's are "
-            f"{', '.join(checkpoint.classes)}: remove it, or choose another folder"
-        )
+    classes = [f"the classes {', '.join(each)}" for each in (before.classes, checkpoint.classes)]
+    for there, here in ((before.preset, checkpoint.config.preset), classes):
+        if there != here:
+            raise ExportError(
+                f"{folder} holds a bundle of {there}, and this run is of {here}: remove it, or choose another folder"
+            )
     had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
     say(f"replacing the bundle in {folder} ({had})")
     if before.metrics.test:

@@ -52,7 +52,7 @@ export class Api {
     const path = `predict?${new URLSearchParams({ model, input: true })}`;
     const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
     const asked = this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
-    return this.#tell(asked, posted(address(path), picture, this.#known()), picture.note);
+    return this.#tell(asked, () => posted(address(path), picture, this.#known()), picture.note);
   }
 
   /** GET /reconstruct and what is below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
@@ -60,7 +60,7 @@ export class Api {
     const query = `${path}?${new URLSearchParams(parameters)}`;
     const asked = this.#ask(query, asPicture, { signal });
     if (quiet) return (await asked).content;
-    return this.#tell(asked, `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
+    return this.#tell(asked, () => `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
   }
 
   /** Whether to ask again: any answer of the service's own will do, which is not ready while another model fails, and any no of a
@@ -101,14 +101,15 @@ export class Api {
     throw new Refused(response.status, content);
   }
 
-  /** The content of what was asked, once it is told how it went. */
+  /** The content of what was asked, once it is told how it went; a command may be as long as its picture, and nobody reads those of
+   *  requests that were dropped. */
   async #tell(asked, command, note = "") {
     try {
       const { content, milliseconds, timing } = await asked;
-      this.#told({ command: await command, note, milliseconds, stages: stages(timing) });
+      this.#told({ command: await command(), note, milliseconds, stages: stages(timing) });
       return content;
     } catch (error) {
-      if (error instanceof Refused) this.#told({ command: await command, note, status: error.status });
+      if (error instanceof Refused) this.#told({ command: await command(), note, status: error.status });
       throw error;
     }
   }

@@ -280,6 +280,9 @@ def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
         assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what would do
     page.wait_for_timeout(100)
     assert not asked
+    page.fill("#steps", "50")
+    page.click("#undo")  # which is not lost for it
+    expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: empty")
     page.route("**/morph?*", lambda route: held.append(route))
     page.fill("#steps", "5")
     page.keyboard.press("Tab")

@@ -295,6 +295,17 @@ def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pyte
     assert "running on the CPU" in caplog.text
 
 
+@pytest.mark.parametrize(("driver", "told"), [(True, r"'.[gpu]'"), (False, "there is no NVIDIA driver here")])
+def test_only_who_has_a_gpu_is_told_what_it_needs(
+    driver: bool, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [runtime.CPU])
+    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    caplog.set_level("INFO")
+    sessions.device("auto", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
+    assert told in caplog.text
+
+
 @pytest.mark.parametrize(
     ("said", "kept"),
     [

@@ -310,27 +310,27 @@ def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     assert said[1].startswith("what it knows of other seeds goes with the bundle that is replaced: not a config of this version")
 
 
-def test_a_bundle_of_another_preset_is_not_replaced(
-    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        (lambda run: {"config": replace(run.config, preset="paper")}, "tiny, and this run is of paper"),
+        (lambda run: {"classes": ("one", "two")}, "the classes 0, 1, .*, and this run is of the classes one, two"),
+    ],
+    ids=["preset", "classes"],
+)
+def test_a_bundle_of_another_kind_is_not_replaced(
+    other: Callable[[Checkpoint], dict[str, Any]],
+    told: str,
+    finished: Checkpoint,
+    shapes: bundle.Bundle,
+    data: DataSet,
+    tmp_path: Path,
 ) -> None:
     folder = tmp_path / "shapes"
     shutil.copytree(shapes.folder, folder)
     before = contents(folder)
-    run = replace(finished, config=replace(finished.config, preset="paper"))
-    with pytest.raises(ExportError, match="holds a bundle of tiny, and this run is of paper: remove it, or choose"):
-        export(run, data, folder, quantised=False, say=lambda _: None)
-    assert contents(folder) == before
-
-
-def test_a_bundle_of_other_classes_is_not_replaced(
-    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
-) -> None:
-    folder = tmp_path / "shapes"
-    shutil.copytree(shapes.folder, folder)
-    before = contents(folder)
-    others = tuple(f"other {name}" for name in finished.classes)
-    with pytest.raises(ExportError, match="holds a bundle of the classes .*, and this run's are other .*: remove it, or choose"):
-        export(replace(finished, classes=others), data, folder, quantised=False, say=lambda _: None)
+    with pytest.raises(ExportError, match=f"holds a bundle of {told}: remove it, or choose"):
+        export(replace(finished, **other(finished)), data, folder, quantised=False, say=lambda _: None)
     assert contents(folder) == before
 
 
