@@ -53,6 +53,7 @@ MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all
 MOST_CHUNKS = 200  # of a PNG, beside its pixels: each of its profiles is inflated
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
+SHORTEST = 3  # pixels of a side: the smallest digits of any typeface are 3x5
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
 ORIENTED = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # where a PNG may say which way is up
 TURNS = {
@@ -73,6 +74,11 @@ def decoded(
 ) -> Array:
     """A picture's bytes as a network takes them: (C, H, W) in [0, 1]. Threads decode side by side and normalise in `turn`."""
     picture = read(data, max_pixels, whole=not normalise)
+    if normalise and min(picture.size) < SHORTEST:
+        raise Unprocessable(
+            f"expected a picture at least {SHORTEST} pixels wide and high, found {picture.width}x{picture.height}; "
+            "that shows no digit: send it larger"
+        )
     with turn:
         return prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
 

@@ -144,7 +144,9 @@ def anchors(page: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "models/README.md"])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "docs/speed.md", "models/README.md"]
+)
 def test_links_lead_somewhere(page: str) -> None:
     for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", (ROOT / page).read_text()):
         leads = ROOT / page if not target else (ROOT / page).parent / target

@@ -78,9 +78,21 @@ def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -
     assert refused(small.post("/predict", files={"file": data}), status)
 
 
-def test_the_smallest_picture_is_no_digit(small: httpx.Client) -> None:
-    answer = small.post("/predict", files={"file": encoded(Image.new("L", (1, 1)))})
-    assert answer.json()["verdict"] == "not_a_digit"
+@pytest.mark.parametrize("size", [(1, 1), (2, 400)])
+def test_a_picture_too_small_for_any_digit(small: httpx.Client, size: tuple[int, int]) -> None:
+    speck = encoded(Image.new("L", size))
+    told = refused(small.post("/predict", files={"file": speck}), 422)
+    assert (
+        told
+        == f"expected a picture at least 3 pixels wide and high, found {size[0]}x{size[1]}; that shows no digit: send it larger"
+    )
+    assert refused(small.post("/predict/batch", files=[("file", encoded(drawn("7"))), ("file", speck)]), 422).startswith(
+        "picture 1:"
+    )
+
+
+def test_the_smallest_picture_that_may_show_one_is_read(small: httpx.Client) -> None:
+    assert small.post("/predict", files={"file": encoded(Image.new("L", (3, 3)))}).json()["verdict"] == "not_a_digit"
 
 
 def test_a_body_over_the_limit_is_not_read_whether_announced_or_not(small: httpx.Client) -> None:

@@ -48,7 +48,7 @@ class Cluster:
     def run(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
         """`serve run`, which ends when all replicas are at work."""
         with self.running(*arguments, stderr=subprocess.PIPE, **settings) as popen:
-            _, said = popen.communicate(timeout=120)
+            _, said = popen.communicate(timeout=300)
         return subprocess.CompletedProcess(popen.args, popen.returncode, stderr=said.decode())
 
     def running(self, *arguments: str, stderr: Any, **settings: object) -> subprocess.Popen[bytes]:
@@ -262,7 +262,7 @@ def refused(client: httpx.Client, cluster: Cluster, sentence: str, *arguments: s
     said = models.parent / "said.txt"
     with said.open("wb") as file, cluster.running(*arguments, models=models, stderr=file) as updating:
         try:
-            until(lambda: sentence in said.read_text(), seconds=60)
+            until(lambda: sentence in said.read_text(), seconds=150)
             statuses = {client.post("/predict", files={"file": encoded(NOISE)}).status_code for _ in range(10)}
             assert statuses == {200}
         finally:
