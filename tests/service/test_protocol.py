@@ -23,7 +23,7 @@ from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
 from service.visits import request_id
-from service.web.protocol import MOST_HEAD, MOST_HEADERS
+from service.web.protocol import AHEAD, MOST_HEAD, MOST_HEADERS
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 from tests.service.test_metrics import samples
@@ -191,6 +191,13 @@ def test_a_slow_head_after_a_good_one_is_told_too(server: Process) -> None:
         await connection.close()
 
     asyncio.run(asyncio.wait_for(dawdle(), 20))
+
+
+def test_a_head_whose_rest_lies_unread_behind_others_is_not_late() -> None:
+    last = head(100)
+    with process(1.0, patience=0.4) as slow:
+        answers = said(slow, PREDICT + GET * AHEAD + last[:50], last[50:], pause=0.2)
+    assert statuses(answers) == [200] * (AHEAD + 2)
 
 
 def test_a_connection_that_says_nothing_is_closed(server: Process) -> None:
