@@ -173,10 +173,12 @@ FOREIGN = {
     b"II*\x00": "a TIFF",
     b"MM\x00*": "a TIFF",
     b"%PDF": "a PDF",
+    b"%!PS": "PostScript",
     b"<svg": "an SVG",
     b"<?xm": "an SVG or other XML",
     b"PK\x03\x04": "a ZIP archive",
 }
+TEXT = re.compile(rb"[\t\n\r -~]+")
 
 
 def _form(data: bytes) -> Format:
@@ -191,8 +193,11 @@ def _form(data: bytes) -> Format:
         return WEBP
     if data.startswith(b"BM"):
         return BMP
-    found = "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4], "not a picture we know")
-    raise NotAnImage(f"PNG, JPEG, WebP and BMP are read, and these {len(data)} bytes are {found}; convert it to PNG")
+    known = "PNG, JPEG, WebP and BMP are read, and these"
+    found = "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4])
+    if found is None and TEXT.fullmatch(data):
+        raise NotAnImage(f"{known} {len(data)} bytes are text; send what is in the picture's file, not its name nor base64")
+    raise NotAnImage(f"{known} {len(data)} bytes are {found or 'not a picture we know'}; convert it to PNG")
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

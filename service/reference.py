@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from html import escape
-from itertools import groupby
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -13,19 +12,18 @@ JSON = "application/json"
 LONGEST_TEXT, LONGEST_LIST = 80, 10  # in examples
 
 Schema = dict[str, Any]
+Groups = dict[str, list[tuple[str, str, Schema]]]  # by tag: method, path, operation
 
 
 def page(document: dict[str, Any], base: str, keyed: bool) -> str:
     """`base` is where the server is, for commands to copy; `keyed`, whether it asks for a key."""
-    operations = [
-        (operation.get("tags", ["other"])[0], method.upper(), path, operation)
-        for path, methods in document["paths"].items()
-        for method, operation in methods.items()
-    ]
-    groups = [(tag, list(found)) for tag, found in groupby(operations, key=lambda each: each[0])]
+    groups: Groups = {}
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            groups.setdefault(operation.get("tags", ["other"])[0], []).append((method.upper(), path, operation))
     definitions = document["components"]["schemas"]
-    curl = 'curl -s -H "X-API-Key: $KEY"' if keyed else "curl -s"
-    sections = "".join(_section(tag, found, definitions, base, curl) for tag, found in groups)
+    curl = 'curl -s -H "X-API-Key: $CAPSERVE_API_KEY"' if keyed else "curl -s"
+    sections = "".join(_section(tag, found, definitions, base, curl) for tag, found in groups.items())
     info = document["info"]
     title = f"{info['title']} {info['version']}"
     return f"""<!doctype html>
@@ -56,17 +54,17 @@ Errors are problem+json (<a href="https://www.rfc-editor.org/rfc/rfc9457">RFC 94
 """
 
 
-def _contents(groups: list[tuple[str, list[Any]]]) -> str:
-    def entries(found: list[Any]) -> str:
+def _contents(groups: Groups) -> str:
+    def entries(found: list[tuple[str, str, Schema]]) -> str:
         return "".join(
-            f'<li><a href="#{_anchor(method, path)}"><b>{method}</b> {_breakable(path)}</a></li>' for _, method, path, _ in found
+            f'<li><a href="#{_anchor(method, path)}"><b>{method}</b> {_breakable(path)}</a></li>' for method, path, _ in found
         )
 
-    return "".join(f"<h2>{escape(tag)}</h2><ul>{entries(found)}</ul>" for tag, found in groups)
+    return "".join(f"<h2>{escape(tag)}</h2><ul>{entries(found)}</ul>" for tag, found in groups.items())
 
 
-def _section(tag: str, found: list[Any], definitions: Schema, base: str, curl: str) -> str:
-    articles = "".join(_operation(method, path, operation, definitions, base, curl) for _, method, path, operation in found)
+def _section(tag: str, found: list[tuple[str, str, Schema]], definitions: Schema, base: str, curl: str) -> str:
+    articles = "".join(_operation(method, path, operation, definitions, base, curl) for method, path, operation in found)
     return f"<section><h2>{escape(tag)}</h2>{articles}</section>"
 
 

@@ -16,8 +16,11 @@ from service.errors import Encoded, MalformedRequest, NotAnImage, TooLarge, TooS
 from service.schemas import ManyPictures, OnePicture
 from service.web import multipart
 
-ONE = "send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or as JSON"
-MANY = "send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all as JSON; /predict takes a raw body"
+AS_JSON = "as JSON with Content-Type: application/json"
+ONE = f"send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or {AS_JSON}"
+MANY = (
+    f"send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all {AS_JSON}; /predict takes a raw body"
+)
 
 OPTION = "?model=NAME"
 

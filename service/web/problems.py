@@ -50,6 +50,8 @@ async def on_http(request: Request, error: Exception) -> Response:
     detail = title
     if error.status_code == 404:
         detail = "there is nothing at this path; /docs lists what there is"
+        if request.url.path.endswith("/"):
+            detail += ", without a slash at its end"
     if error.status_code == 405:
         headers["Allow"] = _allowed(headers["Allow"])
         detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; /docs says how"

@@ -282,10 +282,17 @@ def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path:
                 )
             line = command.replace("-s ", "-s -o answer -w '%{http_code}' ", 1).replace("-o drawing.png", "")
             told = subprocess.run(
-                ["sh", "-c", line], cwd=tmp_path, env=os.environ | {"KEY": "sesame"}, capture_output=True, text=True
+                ["sh", "-c", line], cwd=tmp_path, env=os.environ | {"CAPSERVE_API_KEY": "sesame"}, capture_output=True, text=True
             )
             assert told.stdout == "200", command
         assert not bodies
+
+
+def test_docs_name_each_group_once(client: httpx.Client) -> None:
+    told = client.get("/docs").text
+    contents, sections = (re.findall(pattern, told) for pattern in ("<h2>(.*?)</h2><ul>", "<section><h2>(.*?)</h2>"))
+    assert contents == sections
+    assert len(set(contents)) == len(contents) > 3
 
 
 def _bodies(document: dict[str, Any]) -> dict[str, Any]:

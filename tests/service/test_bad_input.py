@@ -78,6 +78,26 @@ def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -
     assert refused(small.post("/predict", files={"file": data}), status)
 
 
+@pytest.mark.parametrize("text", [b"seven.png", base64.b64encode(encoded(drawn("7")))], ids=["its name", "base64"])
+def test_text_in_place_of_a_picture_is_told_to_be_that(small: httpx.Client, text: bytes) -> None:
+    """What comes of `curl -F file=seven.png`, where an @ was meant."""
+    told = f"these {len(text)} bytes are text; send what is in the picture's file, not its name nor base64"
+    assert told in refused(small.post("/predict", files={"file": text}), 415)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
+def test_json_that_is_not_said_to_be_json_is_told_how_to_say_so(small: httpx.Client, path: str) -> None:
+    """What comes of `curl -d`."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    assert "as JSON with Content-Type: application/json" in refused(small.post(path, content=b'{"image": ""}', headers=form), 415)
+
+
+def test_a_slash_too_many_is_told(small: httpx.Client) -> None:
+    lists = "there is nothing at this path; /docs lists what there is"
+    assert refused(small.post("/predict/"), 404) == f"{lists}, without a slash at its end"
+    assert refused(small.post("/predictions"), 404) == lists
+
+
 @pytest.mark.parametrize("size", [(1, 1), (2, 400)])
 def test_a_picture_too_small_for_any_digit(small: httpx.Client, size: tuple[int, int]) -> None:
     speck = encoded(Image.new("L", size))

@@ -236,8 +236,8 @@ FOREIGN = {
     "pdf": (b"%PDF-1.7", "a PDF"),
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG"),
     "heic": (b"\0\0\0\x18ftypheic\0\0\0\0", "a HEIC"),
-    "eps": (drawings.encoded(PICTURE.convert("L"), "EPS"), "not a picture"),
-    "text": (b"seven", "not a picture"),
+    "eps": (drawings.encoded(PICTURE.convert("L"), "EPS"), "PostScript"),
+    "text": (b"seven", "text; send what is in the picture's file"),
     "zeros": (bytes(1000), "not a picture"),
 }
 
