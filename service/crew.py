@@ -49,6 +49,7 @@ class Crew:
 
     def admit(self) -> None:
         """Raises Busy where a job that comes now would find too many before it."""
+        self._begin_anew()
         before = self._jobs + self._coming - len(self._threads) + 1
         oldest = next((errand for errand in self._waiting if not errand.began), None)
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
@@ -75,6 +76,7 @@ class Crew:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
         if not self._threads[0].ident:
             self._start()
+        self._begin_anew()
         errand = _Errand(job, asyncio.get_running_loop(), self._took.append)
         self._jobs += 1
         try:
@@ -90,9 +92,12 @@ class Crew:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
             self._jobs -= 1
             self._waiting.pop(errand, None)
-            if not self._jobs:
-                self._pace = Pace()
-                self._took.clear()
+
+    def _begin_anew(self) -> None:
+        """Where nobody waits: what was done since for those who have left is no measure."""
+        if not self._jobs:
+            self._pace = Pace()
+            self._took.clear()
 
     def close(self) -> None:
         """Lets the threads go when they are done, and waits for none."""

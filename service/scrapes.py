@@ -10,7 +10,8 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-REST = 4  # times as long as it took to write the last
+REST = 4  # times as long as it took to write the last, within
+LONGEST = 1.0  # seconds: where a machine is busy, or a replica of Ray's silent, it takes nearly as long as Prometheus waits
 
 
 class Scrapes:
@@ -35,4 +36,4 @@ class Scrapes:
                 return await self._write()
             finally:
                 ended = time.monotonic()
-                self._rested = ended + REST * (ended - began)
+                self._rested = ended + min(REST * (ended - began), LONGEST)

@@ -228,6 +228,33 @@ def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> N
     asyncio.run(crowd())
 
 
+@pytest.mark.parametrize("drawn", [False, True])
+def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> None:
+    """Whether the next is asked for leave, or there to be drawn, which needs none."""
+
+    async def crowd() -> None:
+        crew, began = Crew(1, most=1_000, max_wait=60, deadline=1.0), threading.Event()
+
+        def slow() -> None:
+            began.set()
+            time.sleep(0.5)
+
+        gone = asyncio.create_task(crew.do(slow, time.monotonic()))
+        await asyncio.to_thread(began.wait, 10)
+        gone.cancel()
+        await asyncio.sleep(0.6)  # its thread goes on, and is free again
+        taken = [asyncio.create_task(crew.do(lambda: None))] if drawn else []
+        await asyncio.sleep(0)
+        for _ in range(5):
+            crew.admit()
+            taken.append(asyncio.create_task(crew.do(lambda: None, time.monotonic())))
+            await asyncio.sleep(0)
+        await asyncio.gather(*taken)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
 def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_time_even_if_it_slows_down() -> None:
     async def crowd() -> None:
         crew, taken = Crew(1, most=1_000, max_wait=10, deadline=1.0), []

@@ -11,7 +11,7 @@ import pytest
 
 from service.engine import CapsNet
 from service.metrics import Metrics
-from service.scrapes import REST, Scrapes
+from service.scrapes import LONGEST, REST, Scrapes
 from tests.service.conftest import serving, settings
 
 
@@ -50,6 +50,20 @@ def test_between_two_is_a_rest() -> None:
             await scrapes.text()
         for (began, ended), (next_began, _) in zip(writer.spans, writer.spans[1:], strict=False):
             assert next_began - ended >= REST * (ended - began) * 0.9
+
+    asyncio.run(ask())
+
+
+def test_the_rest_after_one_that_took_long_is_bounded() -> None:
+    async def ask() -> None:
+        async def slowly() -> bytes:
+            await asyncio.sleep(LONGEST / 2)
+            return b""
+
+        scrapes = Scrapes(slowly)
+        await scrapes.text()
+        async with asyncio.timeout(1.9 * LONGEST):
+            await scrapes.text()
 
     asyncio.run(ask())
 
