@@ -6,7 +6,11 @@ BIN := .venv/bin
 RUNTIME := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
-.PHONY: install run test lint format train bench sbom docker-test clean
+.DEFAULT_GOAL := help
+.PHONY: help install run test lint format train bench sbom docker-test clean
+
+help:                    ## this list
+	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
 install: .venv/dev       ## everything: service, training, tools
 

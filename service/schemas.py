@@ -103,19 +103,21 @@ class MorphQuery(_Query):
 
 
 class Seen(BaseModel):
-    label: str
-    probability: float
+    label: str = Field(description="its class")
+    probability: float = Field(description="its capsule's length")
     pose: str = Field(description="token for GET /reconstruct; it holds class and pose, the server keeps nothing")
     reconstruction: str | None = Field(None, description="data URI of a PNG; absent with reconstruct=false")
 
 
 class Prediction(BaseModel):
     model: str
-    label: str
+    label: str = Field(description="class of the longest capsule, whatever the verdict")
     probabilities: list[float] = Field(description="capsule lengths, in the order of the model's classes; they need not sum to 1")
-    objects: list[Seen]
+    objects: list[Seen] = Field(description="digits seen, the longest capsule first; most models see one a picture")
     reconstruction_error: float = Field(description="mean squared difference between picture and drawing, a pixel")
-    verdict: Verdict
+    verdict: Verdict = Field(
+        description="by length, lead and drawing: of digits one in 20 at most is unsure or worse, one in 50 not_a_digit"
+    )
     input: str | None = Field(None, description="data URI of a PNG, the picture as the network took it; only with input=true")
 
 
