@@ -255,6 +255,24 @@ def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> N
     asyncio.run(crowd())
 
 
+def test_one_at_work_for_long_has_not_waited() -> None:
+    async def crowd() -> None:
+        crew, free = Crew(1, most=1_000, max_wait=0.2, deadline=60), threading.Event()
+        long = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic()))
+        crew._pace.took(0.1)
+        await asyncio.sleep(0.3)
+        taken = []
+        for _ in range(5):
+            crew.admit()
+            taken.append(asyncio.create_task(crew.do(lambda: None, time.monotonic())))
+            await asyncio.sleep(0)
+        free.set()
+        await asyncio.gather(long, *taken)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
 def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_time_even_if_it_slows_down() -> None:
     async def crowd() -> None:
         crew, taken = Crew(1, most=1_000, max_wait=10, deadline=1.0), []

@@ -278,3 +278,18 @@ def test_a_wrong_setting_or_argument_is_told_before_anything_starts(cluster: Clu
         done = cluster.run(*arguments, **settings)
         assert done.returncode != 0
         assert sentence in done.stderr
+
+
+@pytest.mark.filterwarnings("ignore")  # Ray's own, of pydantic
+def test_the_event_loop_is_free_while_metrics_of_many_replicas_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    from service import ray_app
+
+    async def found(*_: Any, **__: Any) -> list[Any]:
+        return []
+
+    async def own() -> bytes:
+        raise AssertionError("all are asked, this one among them")
+
+    monkeypatch.setattr(ray_app, "_all", found)
+    monkeypatch.setattr(ray_app, "exposition", lambda _: threading.current_thread().name.encode())
+    assert asyncio.run(ray_app.Replicas().metrics(own)) == b"own"

@@ -33,11 +33,14 @@ class Writer:
 
 def test_a_text_is_for_all_who_ask_before_it_is_begun_and_for_nobody_who_comes_later() -> None:
     async def ask() -> None:
-        scrapes = Scrapes(Writer().write)
+        writer = Writer()
+        scrapes = Scrapes(writer.write)
         early = [asyncio.create_task(scrapes.text()) for _ in range(100)]
         await asyncio.sleep(0.01)
         late = [asyncio.create_task(scrapes.text()) for _ in range(100)]
         assert await asyncio.gather(*early, *late) == [b"1"] * 100 + [b"2"] * 100
+        (_, first_ended), (second_began, _) = writer.spans
+        assert second_began > first_ended  # one after the other, whenever they are asked for
 
     asyncio.run(ask())
 
