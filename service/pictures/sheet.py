@@ -27,6 +27,7 @@ WRITTEN = (0.002, 0.2)  # of the sheet: less is not seen from afar, or dirt; mor
 BARE = 0.65  # of the sheet: less is what encloses the inside of a digit as well
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank
 EDGE = 0.04  # of the sheet's side, cut off: its shadow, and what its edge is not straight by
+NESTED = 2  # sheets, one on another: a note on a page, a ball's white disc
 RIM = 0.15  # of a disc's: what is left of it is the square inside
 
 
@@ -36,7 +37,18 @@ class Sheet(NamedTuple):
 
 
 def sheet_of(colours: Array) -> Sheet | None:
-    """(h, w, 3 or 1) -> the sheet alone, upright, of as many channels; None where the whole picture is one."""
+    """(h, w, 3 or 1) -> the sheet alone, upright, of as many channels; None where the whole picture is one. Of sheets that lie
+    on each other, the uppermost."""
+    sheet = None
+    for _ in range(NESTED):
+        if (upper := _lowest_of(colours)) is None:
+            break
+        sheet = Sheet(upper.colours, upper.lined or (sheet is not None and sheet.lined))
+        colours = sheet.colours
+    return sheet
+
+
+def _lowest_of(colours: Array) -> Sheet | None:
     step = -(-max(colours.shape[:2]) // COARSE)
     light = lightness(colours[::step, ::step])
     if min(light.shape) < COARSE // 8:

@@ -136,6 +136,16 @@ def in_a_fingers_shadow(digit: str) -> Image.Image:
     return drawings.grey(np.pad(written, 72), 0.1, 0.9 * lit)
 
 
+def on_a_ball(digit: str) -> Image.Image:
+    """Dark on a white disc, which lies on a blue one, on green cloth."""
+    picture = Image.new("RGB", (400, 400), (20, 90, 50))
+    draw = ImageDraw.Draw(picture)
+    draw.ellipse((30, 30, 370, 370), fill=(20, 60, 160))
+    draw.ellipse((110, 110, 290, 290), fill=(245, 245, 235))
+    picture.paste((15, 15, 15), (145, 145), mask(digit).resize((110, 110)))
+    return picture.filter(ImageFilter.GaussianBlur(1))
+
+
 def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
     """Cut out closely at the bottom; where the pen rested there are darker dots, and the pale stroke is no shadow of theirs."""
     written = drawings.cropped(np.asarray(mask(digit)) / 255)
@@ -149,7 +159,7 @@ def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
 
 SCENES: list[Scene] = [
     on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, out_of_a_row, beside_holes, beside_a_desk,
-    on_a_turned_page, of_black_dots, in_a_fingers_shadow, by_a_pale_pen_that_rested,
+    on_a_turned_page, of_black_dots, in_a_fingers_shadow, by_a_pale_pen_that_rested, on_a_ball,
 ]  # fmt: skip
 
 
