@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from service.pictures.blots import components
+from service.pictures.blots import Blots, components
 
 
 def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
@@ -42,3 +42,10 @@ def test_a_spiral_is_one_part() -> None:
             mask[y, x] = True
             y, x = ((y, x + 1), (y + 1, x), (y, x - 1), (y - 1, x))[turn % 4]
     np.testing.assert_array_equal(components(mask), mask)
+
+
+@pytest.mark.parametrize(("speck", "blots"), [(4, 1), (5, 2)])
+def test_what_is_far_shorter_than_the_longest_is_dirt(speck: int, blots: int) -> None:
+    mask = np.zeros((10, 120), bool)
+    mask[2, 10:110] = mask[6, 10 : 10 + speck] = True
+    assert len(Blots.of(components(mask)).names) == blots

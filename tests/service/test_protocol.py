@@ -359,6 +359,24 @@ def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet
         assert client.get("/reconstruct").status_code == 200
 
 
+def test_for_a_body_that_has_no_room_in_memory_nobody_is_kept_waiting(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "LARGEST_BODIES", 1)
+    announced = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 100000\r\n\r\n"
+    with conftest.serving(conftest.settings(max_body=100_000), nets) as client:
+        port = client.base_url.port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port)) as half:
+            half.sendall(announced + bytes(50_000))
+            until(lambda: samples(client)["capserve_body_bytes",] == 50_000)
+            with socket.create_connection(("127.0.0.1", port), timeout=10) as other:
+                other.sendall(announced)
+                answer = other.recv(65_536)
+        assert statuses(answer) == [503]
+        assert b"others' bodies" in answer
+
+
 def test_who_leaves_with_several_requests_under_way_is_no_fault(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
     slow = {"tiny": replace(net, encoder=Slow(net.encoder, 0.3))}
     with conftest.serving(conftest.settings(), slow) as client:

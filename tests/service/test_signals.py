@@ -15,6 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from service.process import siblings
 from tests.service.conftest import BUNDLES, reaching
 from tests.service.launching import CAPSERVE, appears, launched, started
 
@@ -47,6 +48,22 @@ def test_a_hangup_ends_what_a_terminal_runs(tmp_path: Path) -> None:
         process.kill()
         os.close(ours)
         os.close(terminal)
+
+
+def test_hangups_that_came_early_reach_the_handler_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(siblings, "reload_on_hangup", lambda: True)
+    before, reloads = signal.getsignal(signal.SIGHUP), []
+    try:
+        siblings.hold_hangups()
+        for _ in range(2):
+            signal.raise_signal(signal.SIGHUP)
+        signal.signal(signal.SIGHUP, lambda *_: reloads.append("reload"))
+        siblings.let_hangups_in()
+        assert reloads == ["reload"]
+        siblings.let_hangups_in()
+        assert reloads == ["reload"]
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
