@@ -88,10 +88,12 @@ def test_every_command_prints_what_readme_says(server: processes.Process, desk: 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
 def test_the_python_lines_print_what_they_say(server: processes.Process, desk: Path) -> None:
-    (lines,) = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 2
     assert shown(steps()[0].command, desk, server)  # makes seven.png
-    (desk / "turn.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
-    assert shown("python turn.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
+    for lines in blocks:
+        (desk / "lines.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
+        assert shown("python lines.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
 
 
 def test_versions_checksums_and_tokens_are_those_of_the_shipped_bundles() -> None:
