@@ -154,6 +154,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         measured: list[dict[str, evaluate.Evaluation]] = []
         for path, subject in zip(options.sources, found, strict=True):
             data = subject.data(options.data, its_own=options.record)
+            if data.dark_on_light and data.digest != subject.digest:
+                dark = f"the pictures in {data.folder} look dark on light"
+                print(f"{dark} and are taken as they are; if it learned others, store 255 - x")
             measured.append({})
             for name, evaluation in subject.evaluations(data):
                 measured[-1][name] = evaluation

@@ -21,14 +21,13 @@ from service.errors import Busy, KeyWanted, ServiceError
 from service.routes import health, inference_protocol, playground
 from service.state import Service
 from service.web import problems
+from service.web.lateness import Lateness
 from service.web.problems import CLIENT_LEFT, REFUSED
 
 if TYPE_CHECKING:  # an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
-LATE = 0.3  # of the longest wait: it has lain as long in the kernel, where nobody sees it, and its answer may wait once more
-MOMENT = 0.1  # seconds that anything may take
 OPEN_PATHS = health.PATHS | inference_protocol.HEALTH_PATHS | playground.PATHS
 
 logger = logging.getLogger("service.requests")
@@ -40,7 +39,7 @@ class Envelope:
         self._metrics, self._catalogue, self._bodies = service.metrics, service.catalogue, service.bodies
         self._crew, self._refusals = service.crew, service.refusals
         self._tracing = tracing
-        self._longest = max(MOMENT, LATE * service.settings.max_wait)
+        self._lateness = Lateness(service.settings.max_wait)
         key = service.settings.api_key
         self._key = None if key is None else key.get_secret_value().encode()
 
@@ -95,21 +94,11 @@ class Envelope:
         if not self._knows_key(scope["headers"]):
             return self._key_wanted(scope["headers"])
         try:
-            self._admit(visits.of(scope))
+            self._lateness.admit(visits.of(scope).arrived)
             self._bodies.admit()
         except Busy as error:
             return self._refusal(error)
         return None
-
-    def _admit(self, visit: visits.Visit) -> None:
-        """Of requests that the event loop cannot keep up with: each would wait longer than the one before."""
-        waited = time.monotonic() - visit.arrived
-        if waited > self._longest:
-            raise Busy(
-                f"more requests come than can be read: this one was looked at after {waited:.1f} s; ask again after the seconds "
-                "in Retry-After",
-                "loop",
-            )
 
     def _key_wanted(self, headers: list[tuple[bytes, bytes]]) -> Response:
         answer = self._refusal(KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"))

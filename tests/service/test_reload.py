@@ -42,8 +42,9 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keyed(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """With a deadline of a second, or another that a test asks for."""
-    chosen = settings(api_key="sesame", deadline=getattr(request, "param", 1.0)).model_copy(update={"models": folder})
+    """With a deadline of a second, or another that a test asks for; nobody is sent away before."""
+    deadline = getattr(request, "param", 1.0)
+    chosen = settings(api_key="sesame", deadline=deadline, max_wait=deadline).model_copy(update={"models": folder})
     with serving(chosen) as client:
         client.headers.update(KEY)
         yield client

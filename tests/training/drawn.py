@@ -22,13 +22,13 @@ def digit(label: int, generator: np.random.Generator, side: int = 28) -> NDArray
     return np.asarray(picture)
 
 
-def write(folder: Path, train: int = 400, test: int = 60, side: int = 28, seed: int = 0) -> Path:
+def write(folder: Path, train: int = 400, test: int = 60, side: int = 28, seed: int = 0, dark: bool = False) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     generator = np.random.default_rng(seed)
     for count, (images_name, labels_name) in ((train, FILES[:2]), (test, FILES[2:])):
         labels = np.arange(count) % CLASSES
         images = np.stack([digit(int(label), generator, side) for label in labels])
-        write_idx(folder / f"{images_name}.gz", images, IDX_IMAGES)
+        write_idx(folder / f"{images_name}.gz", 255 - images if dark else images, IDX_IMAGES)
         write_idx(folder / f"{labels_name}.gz", labels.astype(np.uint8), IDX_LABELS)
     return folder
 

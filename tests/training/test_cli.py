@@ -232,11 +232,19 @@ def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, f
 def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(made: Path, tmp_path: Path) -> None:
     before = (made / "manifest.json").read_bytes()
     others = drawn.write(tmp_path / "others", seed=5)
-    assert f"(fp32) on the 60 test pictures in {others}" in called("evaluate", made, "--data", others).stdout
+    told = called("evaluate", made, "--data", others).stdout
+    assert f"(fp32) on the 60 test pictures in {others}" in told
+    assert "dark on light" not in told
     done = called("evaluate", made, "--data", others, "--record")
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{others}: expected the training pictures that were learned (sha256" in done.stderr
     assert (made / "manifest.json").read_bytes() == before
+
+
+def test_evaluate_says_where_pictures_are_dark_on_light(made: Path, tmp_path: Path) -> None:
+    """/predict turns them round, and here nothing does: all would be wrong without a word."""
+    told = called("evaluate", made, "--data", drawn.write(tmp_path, dark=True)).stdout
+    assert f"the pictures in {tmp_path} look dark on light and are taken as they are" in told
 
 
 def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folder: Path, made: Path, tmp_path: Path) -> None:

@@ -1,0 +1,68 @@
+"""Who is late where the event loop does not keep up, and who has only come in a burst."""
+
+from __future__ import annotations
+
+import pytest
+
+from service.errors import Busy
+from service.web import lateness
+from service.web.lateness import LATE, QUIET, Lateness
+
+MAX_WAIT = 1.0
+
+
+class Clock:
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(lateness, "monotonic", clock)
+    return clock
+
+
+def refused(found: Lateness, clock: Clock, waited: float) -> bool:
+    try:
+        found.admit(clock.now - waited)
+    except Busy as error:
+        return (error.reason, f"after {waited:.1f} s" in error.detail) == ("loop", True)
+    return False
+
+
+def test_who_waited_in_a_burst_is_let_in(clock: Clock) -> None:
+    found = Lateness(MAX_WAIT)
+    for waited in (0.1, 0.4, 0.5, 0.69):  # one turn of the loop in which many came
+        clock.now = 100 + waited
+        assert not refused(found, clock, waited)
+
+
+def test_where_the_loop_is_late_for_long_who_is_late_is_refused_and_nobody_else(clock: Clock) -> None:
+    found = Lateness(MAX_WAIT)
+    told = []
+    for _ in range(20):  # turns that each bring more than the one before, and so take longer than a request may wait
+        for waited in (0.0, 0.2, 0.31, 0.5):
+            clock.now += 0.1
+            told.append((waited, refused(found, clock, waited)))
+    assert not any(late for waited, late in told if waited <= LATE)
+    assert [late for waited, late in told if waited > LATE] == [False] * 2 + [True] * 38
+
+
+def test_after_a_quiet_while_it_begins_anew(clock: Clock) -> None:
+    found = Lateness(MAX_WAIT)
+    assert not refused(found, clock, 0.5)
+    clock.now += 0.9
+    assert refused(found, clock, 0.5)
+    clock.now += QUIET * LATE + 0.1
+    assert not refused(found, clock, 0.5)
+
+
+def test_who_may_hardly_wait_at_all_may_take_a_moment(clock: Clock) -> None:
+    found = Lateness(0.0)
+    assert not refused(found, clock, 0.09)
+    assert not refused(found, clock, 0.11)
+    clock.now += 0.11
+    assert refused(found, clock, 0.11)
