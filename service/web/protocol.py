@@ -122,6 +122,8 @@ class Protocol(HttpToolsProtocol):
                     ) from None
                 if isinstance(error, httptools.HttpParserInvalidMethodError):
                     raise MalformedRequest("expected a method that HTTP has, as GET or POST, in capitals") from None
+                if str(error).startswith("Expected HTTP/"):
+                    raise MalformedRequest("expected HTTP/1.1 behind the address; write a space in an address as %20") from None
                 raise MalformedRequest(f"expected a request as HTTP/1.1 has it (RFC 9112); found: {error}") from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:

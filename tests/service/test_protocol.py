@@ -277,6 +277,7 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
             "found: Invalid character in chunk size",
         ),
         ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write what else is in it as %C3%A9 for é"),
+        (b"GET /reconstruct?label=a b HTTP/1.1\r\nHost: x\r\n\r\n", "write a space in an address as %20"),
     ],
     ids=[
         "no host",
@@ -290,6 +291,7 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         "its first byte",
         "chunk",
         "no ascii",
+        "a space",
     ],
 )
 def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: bytes, told: str) -> None:
