@@ -178,7 +178,7 @@ FOREIGN = {
     b"<?xm": "an SVG or other XML",
     b"PK\x03\x04": "a ZIP archive",
 }
-TEXT = re.compile(rb"[\t\n\r -~]+")
+TEXT = re.compile(rb"[\t\n\r -~]+")  # ASCII that can be printed
 
 
 def _form(data: bytes) -> Format:

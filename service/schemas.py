@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from service.catalogue import Change, State
 from service.manifest import LONGEST_NAME, REACH, Variant
-from service.verdict import Verdict
+from service.verdict import DENIED, DOUBTED, Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
 Delta = Annotated[FiniteFloat, Field(ge=-1, le=1)]
@@ -116,7 +116,7 @@ class Prediction(BaseModel):
     objects: list[Seen] = Field(description="digits seen, the longest capsule first; most models see one a picture")
     reconstruction_error: float = Field(description="mean squared difference between picture and drawing, a pixel")
     verdict: Verdict = Field(
-        description="by length, lead and drawing: of digits one in 20 at most is unsure or worse, one in 50 not_a_digit"
+        description=f"by length, lead and drawing; of digits {DOUBTED:.0%} at most are unsure or worse, {DENIED:.0%} not_a_digit"
     )
     input: str | None = Field(None, description="data URI of a PNG, the picture as the network took it; only with input=true")
 

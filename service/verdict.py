@@ -21,9 +21,10 @@ Verdict = Literal["digit", "unsure", "not_a_digit"]
 
 BLANK = 0.05  # standard deviation of the pixels: digits have 0.15 and more, an even sheet of paper none
 
-# The sum of two rarities in powers of ten. We take it that both grow together: then at most one digit in 20 is beyond the first
-# bound, and one in 50 beyond the second. Chosen before the test digits were looked at, and not to be moved by what they say.
-UNSURE, NOT_A_DIGIT = -2 * log10(0.05), -2 * log10(0.02)
+# Of digits the share that may be unsure or worse, and that may be taken for none. The bounds are sums of two rarities in powers
+# of ten: we take it that both grow together. Chosen before the test digits were looked at, and not to be moved by what they say.
+DOUBTED, DENIED = 0.05, 0.02
+UNSURE, NOT_A_DIGIT = -2 * log10(DOUBTED), -2 * log10(DENIED)
 
 Tail = list[tuple[float, float]]  # (share of digits that lie beyond, where), from the median outwards, growing
 

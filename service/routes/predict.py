@@ -23,8 +23,7 @@ from service.web import body, departure
 
 router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 
-# Decoded on the event loop: by threads, with which it would share Python's one lock, of those in which a digit must be looked for
-# a third fewer were answered.
+# Decoded on the event loop: fewer are answered where threads do it, with which it shares Python's one lock.
 SMALL_BYTES = 1 << 13
 SMALL_PIXELS = 1 << 12
 
