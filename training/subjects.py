@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cached_property, partial
 from pathlib import Path
 
 from service import bundle
 from service.bundle import Bundle
 from service.manifest import MANIFEST
 from training import checkpoint, graphs
+from training.checkpoint import Checkpoint
 from training.config import Config
 from training.data import ITS_OWN, DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
@@ -26,9 +28,14 @@ class Subject:
     config: Config
     classes: tuple[str, ...]
     history: Sequence[dict[str, float]]
-    models: dict[str, Model]  # by what runs them: torch, fp32, int8
+    open_models: Callable[[], dict[str, Model]]
     bundle: Bundle | None
     digest: str | None  # of the training pictures it learned, where that is known
+
+    @cached_property
+    def models(self) -> dict[str, Model]:
+        """By what runs them: torch, fp32, int8. Not before they are asked for: to export a run takes seconds, a refusal none."""
+        return self.open_models()
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
@@ -94,25 +101,38 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
 def _bundle(path: Path) -> Subject:
     read = bundle.read(path)
     manifest = read.manifest
-    models: dict[str, Model] = {}
-    for variant in manifest.variants:
-        models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
-        model.check(manifest)
     return Subject(
         config=Config.from_dict(manifest.config),
         classes=manifest.classes,
         history=manifest.training.history,
-        models=models,
+        open_models=partial(_bundled, read),
         bundle=read,
         digest=manifest.training.data,
     )
 
 
+def _bundled(read: Bundle) -> dict[str, Model]:
+    models: dict[str, Model] = {}
+    for variant in read.manifest.variants:
+        models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
+        model.check(read.manifest)
+    return models
+
+
 def _run(path: Path, aside: Path) -> Subject:
     state = checkpoint.load(path)
+    return Subject(
+        config=state.config,
+        classes=state.classes,
+        history=state.history,
+        open_models=partial(_trained, state, aside),
+        bundle=None,
+        digest=state.digest,
+    )
+
+
+def _trained(state: Checkpoint, aside: Path) -> dict[str, Model]:
     network = state.restored()
     models: dict[str, Model] = {"torch": TorchModel(network)}
     models.update(write_graphs(graphs.storable(network), state.config.network, aside, calibration=None).items())
-    return Subject(
-        config=state.config, classes=state.classes, history=state.history, models=models, bundle=None, digest=state.digest
-    )
+    return models

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+from tests.sharing import made_once
 from tests.training import drawn
 from tests.waiting import until
 from training import checkpoint
@@ -46,29 +47,36 @@ def called(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture(scope="session")
 def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "tiny"
-    done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
-    assert done.returncode == 0, done.stderr
-    assert re.search(r"^tiny in (fp32|bf16): dataset folder, epochs 2, .*batch_size 20", done.stdout, re.MULTILINE)
-    assert "epoch 2/2  loss" in done.stdout
-    assert "img/s" in done.stderr  # the progress bar
-    return out
+    def make(out: Path) -> None:
+        done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
+        assert done.returncode == 0, done.stderr
+        assert re.search(r"^tiny in (fp32|bf16): dataset folder, epochs 2, .*batch_size 20", done.stdout, re.MULTILINE)
+        assert "epoch 2/2  loss" in done.stdout
+        assert "img/s" in done.stderr  # the progress bar
+
+    return made_once("tiny", make, tmp_path_factory)
 
 
 def test_one_of_many_processes_ends_as_one_alone_does() -> None:
     """By os._exit: threads that outlive their group, as gloo's do, would abort an interpreter that takes itself apart."""
     marked = "import atexit, training.__main__ as captrain; atexit.register(print, 'taken apart');"
     missing = f"{marked} raise SystemExit(captrain.main(['evaluate', '/nonexistent']))"
+    mistyped = f"{marked} captrain.main(['evaluate'])"
     fault = f"{marked} captrain._run = lambda _: 1 // 0; captrain.main()"
 
     def ended(script: str, world: str, redirected: str = "") -> subprocess.CompletedProcess[str]:
         command = ["bash", "-c", f'exec "$0" -c "$1" {redirected}', sys.executable, script]
         return subprocess.run(command, env=os.environ | {"WORLD_SIZE": world}, capture_output=True, text=True, cwd=ROOT)
 
-    for world, redirected, after in (("2", "", ""), ("2", ">&-", ""), ("", "", "taken apart\n"), ("1", "", "taken apart\n")):
-        done = ended(missing, world, redirected)
+    for script, world, redirected, after, told in (
+        (missing, "2", "", "", "/nonexistent"),
+        (mistyped, "2", ">&-", "", "required: RUN_OR_BUNDLE"),
+        (mistyped, "", "", "taken apart\n", "required: RUN_OR_BUNDLE"),
+        (missing, "1", "", "taken apart\n", "/nonexistent"),
+    ):
+        done = ended(script, world, redirected)
         assert (done.returncode, done.stdout) == (2, after)
-        assert "/nonexistent" in done.stderr
+        assert told in done.stderr
         assert "Traceback" not in done.stderr
     done = ended(fault, "2")
     assert (done.returncode, done.stdout) == (1, "")
@@ -165,11 +173,13 @@ def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder:
 
 @pytest.fixture(scope="session")
 def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("models") / "shapes"
-    done = captrain("export", run, "--bundle", out, "--int8", "--data", folder)
-    assert done.returncode == 0, done.stderr
-    assert "fp32, int8" in done.stdout
-    return out
+    def make(out: Path) -> None:
+        done = captrain("export", run, "--bundle", out, "--int8", "--data", folder)
+        assert done.returncode == 0, done.stderr
+        assert "fp32, int8" in done.stdout
+
+    shared = made_once("shapes", make, tmp_path_factory)
+    return shutil.copytree(shared, tmp_path_factory.mktemp("models") / "shapes")  # tests record in it what they measured
 
 
 def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> None:

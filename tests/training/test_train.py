@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from service.manifest import MANIFEST
+from tests.sharing import made_once
 from training import checkpoint
 from training.config import PRESETS, Config
 from training.data import DataSet
@@ -164,9 +165,7 @@ def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: Da
 
 @pytest.fixture(scope="session")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("runs") / "whole"
-    to_the_end([*long_run(folder), "--out", str(out)])
-    return out
+    return made_once("whole", lambda out: to_the_end([*long_run(folder), "--out", str(out)]), tmp_path_factory)
 
 
 def long_run(folder: Path) -> list[str]:
