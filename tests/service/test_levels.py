@@ -73,3 +73,13 @@ def test_noise_is_not_writing_and_ink_is() -> None:
         "ink on paper": True,
         "blurred ink": False,  # as much as neighbours differ by anyway
     }
+
+
+def test_what_is_much_paler_than_the_ink_is_paper() -> None:
+    """A stain on a clean sheet, of which there is so much more than of ink that the two groups are sheet and stain."""
+    line = np.zeros((100, 100), np.float32)
+    line[:30] = 0.1
+    line[50, 40:60] = 1
+    found = Departure(line)
+    assert found.threshold < 0.1
+    np.testing.assert_array_equal(line > found.safe_threshold, line == 1)

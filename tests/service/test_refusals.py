@@ -41,7 +41,8 @@ def test_beyond_so_many_a_second_each_is_held_back_and_none_for_long(monkeypatch
     assert asyncio.run(turns(1)) == []
 
 
-def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusing", ["crew", "bodies"], ids=["by its route", "before it has one"])
+def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Others' pictures would find none."""
 
     async def body() -> AsyncIterator[bytes]:
@@ -49,7 +50,7 @@ def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch:
             yield bytes(1 << 20)
 
     def busy() -> None:
-        raise Busy("too many pictures wait", "crew")
+        raise Busy("too many pictures wait", refusing)
 
     async def refused() -> tuple[httpx.Response, float]:
         transport = httpx.ASGITransport(app)
@@ -69,7 +70,7 @@ def test_who_is_held_back_holds_no_memory(nets: dict[str, CapsNet], monkeypatch:
 
     app = create_app(settings(), nets)
     service = app.state.service
-    monkeypatch.setattr(service.crew, "admit", busy)
+    monkeypatch.setattr(getattr(service, refusing), "admit", busy)
     tracemalloc.start()
     try:
         answer, seconds = asyncio.run(refused())
