@@ -236,6 +236,7 @@ DIGIT = (30, 70, 40, 60)
         pytest.param([(25, 100, 62, 68)], [(25, 100, 62, 68)], id="a 4's stem that runs off the picture, near its other stroke"),
         pytest.param([(0, 100, 0, 15)], [], id="a desk"),
         pytest.param([(0, 100, 0, 15), (50, 60, 15, 25)], [], id="what lies at the edge of a desk"),
+        pytest.param([(20, 70, 15, 16), (20, 30, 0, 13)], [(20, 70, 15, 16)], id="a line, and what the border cuts beside it"),
     ],
 )
 def test_what_is_meant_is_the_tallest_with_what_is_near(
@@ -246,6 +247,6 @@ def test_what_is_meant_is_the_tallest_with_what_is_near(
 
 
 def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
-    """A 7 that is cut out closely, its bar apart from its stem."""
-    seven = blots((0, 12, 5, 100), (20, 100, 50, 62))
-    np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
+    """A 7 that is cut out closely, its bar apart from its stem; or with what is low and far off, since it may not be whole."""
+    for seven in (blots((0, 12, 5, 100), (20, 100, 50, 62)), blots((20, 80, 0, 30), (5, 12, 80, 90))):
+        np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
