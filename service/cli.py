@@ -97,10 +97,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     predict.add_argument("files", nargs="+", metavar="FILE", help="a picture; - is standard input")
     predict.add_argument(
-        "--normalise", action=argparse.BooleanOptionalAction, default=True, help="make pictures look like the training set"
+        "--normalise",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="make pictures look like the training set (default: they do)",
     )
     predict.add_argument(
-        "--reconstruct", action=argparse.BooleanOptionalAction, default=False, help="put drawings into the answer"
+        "--reconstruct",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="put drawings into the answer (default: it has none)",
     )
     predict.set_defaults(command=commands.predict, parser=predict)
     return parser

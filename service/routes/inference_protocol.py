@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from service import state, tensors, visits
 from service.bundle import CAPSULES, IMAGES, LENGTHS, RECONSTRUCTIONS, Array
 from service.engine import Perception
-from service.errors import KeyWanted, MalformedRequest, UnknownModel, Unprocessable
+from service.errors import Busy, KeyWanted, MalformedRequest, UnknownModel, Unprocessable
 from service.routes.direct import RESPONSES, Bare, Probed, refusals
 from service.schemas import Liveness, V2Inference, V2Model, V2ModelReadiness, V2Readiness, V2Server
 from service.served import Served
@@ -62,7 +62,7 @@ def tells(model: type[BaseModel], otherwise: str) -> dict[int | str, dict[str, A
     return {503: {"model": model, "description": otherwise}}
 
 
-KEYED = refusals(KeyWanted)
+KEYED = refusals(KeyWanted, Busy)
 NAMED = KEYED | refusals(UnknownModel)
 NOT_READY = NAMED | tells(V2ModelReadiness, "send no requests for this model here")
 

@@ -8,13 +8,13 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import state
-from service.errors import Forbidden, KeyWanted, NotReloaded, StartError, UnknownModel, Unprocessable
+from service.errors import Busy, Forbidden, KeyWanted, NotReloaded, StartError, UnknownModel, Unprocessable
 from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError
 from service.routes.direct import Bare, refusals
 from service.schemas import ModelDetail, Models, Reloaded
 from service.served import Served
 
-router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, Unprocessable), tags=["models"])
+router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, Unprocessable, Busy), tags=["models"])
 
 
 @router.get("/models", response_model=Models)

@@ -190,7 +190,7 @@ def _label(name: str, manifest: Manifest) -> int:
 def _check_dims(dims: list[int], manifest: Manifest) -> None:
     for dim in dims:
         if not 0 <= dim < manifest.pose_size:
-            raise Unprocessable(f"dim {dim}: model {manifest.name} has pose dimensions 0 to {manifest.pose_size - 1}")
+            raise Unprocessable(f"dim {str(dim)[:20]}: model {manifest.name} has pose dimensions 0 to {manifest.pose_size - 1}")
 
 
 def _check_sheet(drawings: int, size: int) -> None:

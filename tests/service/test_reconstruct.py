@@ -233,6 +233,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
     [
         ("/reconstruct?label=1&dim=6&delta=0.1", "dimensions 0 to 5"),
         ("/reconstruct?label=1&dim=-1&delta=0.1", "pose dimensions 0 to 5"),
+        pytest.param(f"/reconstruct?label=1&dim={'9' * 4000}&delta=0.1", f"dim {'9' * 20}: model", id="of 4,000 digits"),
         ("/reconstruct?label=1&dim=x&delta=0.1", "dim[0]: expected a whole number, found x"),
         ("/reconstruct?label=1&dim=1&delta=nan", "delta[0]: expected a number from -1 to 1, found nan"),
         ("/reconstruct?label=1&dim=1&delta=1e99", "delta[0]: expected a number from -1 to 1, found 1e99"),
