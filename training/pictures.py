@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, ImageOps
 from tqdm import tqdm
 
 from training.errors import DataError
@@ -75,9 +75,17 @@ def _picture(path: Path) -> Image.Image:
         with Image.open(path) as image:
             if image.mode not in MODES:
                 raise DataError(f"{path}: expected grey pictures or RGB of 8 bits, found {image.mode}; convert it")
-            return image.convert(MODES[image.mode])
+            return _upright(image).convert(MODES[image.mode])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: expected a picture, found none that can be read ({error}); mend it or move it away") from error
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    """As it is shown, and as the service takes it."""
+    try:
+        return ImageOps.exif_transpose(image)
+    except Exception:  # metadata that Pillow stumbles over, in one of many ways: a picture all the same
+        return image
 
 
 def _told(mode: str, size: tuple[int, int]) -> str:

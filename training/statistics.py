@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,6 +15,7 @@ from training.pairs import Batch
 
 LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
 HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and where large is
+FEW = 400  # of fewer pictures the furthest of these percentiles lie beyond all that were seen
 PRESENCE = 0.5  # percentile of winning lengths: all but one in 200 real pictures have a capsule at least this long
 BINS = 20
 
@@ -36,7 +38,7 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
         prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
     return Statistics(
         Thresholds(
-            presence=float(torch.quantile(winners, PRESENCE / 100)),
+            presence=_quantile(winners, PRESENCE / 100),
             lengths=_percentiles(winners, LOW),
             margins=_percentiles(margins, LOW),
             reconstruction_errors=by_class,
@@ -60,7 +62,22 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
 
 
 def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
-    return {f"{percentile:g}": _rounded([float(torch.quantile(values, percentile / 100))])[0] for percentile in which}
+    return {f"{percentile:g}": _rounded([_quantile(values, percentile / 100)])[0] for percentile in which}
+
+
+def _quantile(values: Tensor, part: float) -> float:
+    """What this part of all pictures lies below. Of few that were seen: by the ranks that others would take among them, and
+    beyond the furthest as it would be if the share of those further off fell from there on as it does from the median to it."""
+    seen = len(values)
+    if seen >= FEW:
+        return float(torch.quantile(values, part))
+    if part < 0.5:
+        return max(0.0, -_quantile(-values, 1 - part))  # no length is less
+    rank = part * (seen + 1) - 1
+    if rank <= seen - 1 or seen == 1:
+        return float(torch.quantile(values, rank / max(1, seen - 1)))
+    median, furthest = float(values.quantile(0.5)), float(values.max())
+    return median + (furthest - median) * math.log(0.5 / (1 - part)) / math.log(0.5 * (seen + 1))
 
 
 def _histogram(values: Tensor, low: float, high: float) -> Shares:

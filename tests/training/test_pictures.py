@@ -1,15 +1,18 @@
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 
+import numpy as np
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
 
 from service import bundle
 from tests.training import drawn
 from tests.training.test_cli import FLAGS, called
 from training.data import DataSet, load
 from training.errors import DataError
+from training.sources import PARTS
 
 
 @pytest.fixture
@@ -25,6 +28,19 @@ def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data
         assert sorted(map(key, mine.images, mine.labels)) == sorted(map(key, theirs.images, theirs.labels))
     assert load("folder", pictures).digest == found.digest
     found.split(60)  # all classes are among the last, whatever the files are called
+
+
+def test_pictures_are_learned_the_way_they_are_shown(tmp_path: Path) -> None:
+    """As the service takes them: cameras write them lying, and how they are to be turned beside them."""
+    generator, turned = np.random.default_rng(0), tmp_path / "turned"
+    for part, label, each in itertools.product(PARTS, "27", range(3)):
+        shown = Image.fromarray(drawn.digit(int(label), generator))
+        for folder, picture, says in ((tmp_path / "upright", shown, 1), (turned, shown.transpose(Image.Transpose.ROTATE_90), 6)):
+            exif = Image.Exif()
+            exif[ExifTags.Base.Orientation] = says
+            (folder / part / label).mkdir(parents=True, exist_ok=True)
+            picture.save(folder / part / label / f"{each}.png", exif=exif)
+    assert load("folder", turned).digest == load("folder", tmp_path / "upright").digest
 
 
 def key(image: object, label: object) -> tuple[int, bytes]:

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from training.networks import Encoding
 from training.pairs import Batch
-from training.statistics import usual
+from training.statistics import FEW, usual
 
 CLASSES = ("a", "b")
 
@@ -46,6 +46,26 @@ def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
     assert found.thresholds.lengths["50"] == pytest.approx(0.75, abs=1e-4)
     assert found.thresholds.margins["50"] == pytest.approx(0.65, abs=1e-4)
     assert found.thresholds.reconstruction_errors["a"]["99"] == pytest.approx(0.09, abs=1e-4)
+
+
+@pytest.mark.parametrize("seen", [10, 60, FEW - 1])
+def test_of_few_pictures_as_many_others_lie_beyond_a_percentile_as_it_says(seen: int) -> None:
+    """Of ten the furthest is no measure of what one in a thousand does: verdicts would refuse one in eleven for it."""
+    generator = torch.Generator().manual_seed(seen)
+    beyond: dict[str, list[float]] = {}
+    for _ in range(200):
+        winners = torch.rand(seen, generator=generator) ** 0.25  # shorter than x: x ** 4 of all
+        lengths = torch.stack([winners, torch.zeros(seen)], dim=1)
+        found = usual(Told(lengths, torch.zeros(seen, 2, 3)), [batch([0] * (seen - 1) + [1])], CLASSES)
+        for percentile, length in found.thresholds.lengths.items():
+            beyond.setdefault(percentile, []).append(100 * length**4)
+    for percentile, shares in beyond.items():
+        assert 1 / 10 < sum(shares) / len(shares) / float(percentile) < 3, percentile
+
+
+def test_one_picture_of_a_class_is_all_that_is_usual_for_it() -> None:
+    found = usual(Told(torch.rand(9, 2), torch.zeros(9, 2, 3), grey=0.5), [batch([0] * 8 + [1], grey=0.2)], CLASSES)
+    assert list(found.thresholds.reconstruction_errors["b"].values()) == pytest.approx([0.09] * 7)
 
 
 def test_errors_are_of_what_the_network_believes_even_where_it_is_wrong() -> None:
