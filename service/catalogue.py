@@ -133,6 +133,8 @@ class Catalogue:
             raise UnknownModel(f"there is no model called {str(name)[:40]!r}; there are {there}") from None
 
     def admit(self) -> None:
+        if self._abandoned:
+            raise Busy("nothing looks after the models any more; this server has to be started again, ask another", "failed")
         if not self.warm:
             raise Busy("the models are still warming up; ask again in a second", "warming")
 

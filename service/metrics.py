@@ -28,7 +28,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from service.engine import CapsNet, Perception
-from service.errors import TurnedAway
+from service.errors import Broken, TurnedAway
 from service.manifest import Manifest, Shares
 from service.process import tallies
 from service.process.tallies import Across
@@ -157,6 +157,8 @@ class Metrics:
     def text(self) -> bytes:
         if self._files is None:
             return generate_latest(self.registry)
+        if not os.path.isdir(self._files):
+            raise Broken("the folder in which this server's workers count was removed; start the server again", "failed")
         everyone = CollectorRegistry()
         everyone.register(self.references)
         MultiProcessCollector(everyone, self._files)  # type: ignore[no-untyped-call]

@@ -38,6 +38,7 @@ def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> 
                 document = plain()
                 _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
                 document["components"]["schemas"] |= described["$defs"]
+                _drop_what_cannot_come(document)
                 if keyless is not None:
                     _lock(document, keyless)
                 try:
@@ -49,6 +50,15 @@ def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> 
             return made[1]
 
     return openapi
+
+
+def _drop_what_cannot_come(document: dict[str, Any]) -> None:
+    """FastAPI's own words for a path that is no text, which each is; ours are problems."""
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        if "application/json" in operation["responses"].get("422", {}).get("content", ()):
+            del operation["responses"]["422"]
+    for name in ("HTTPValidationError", "ValidationError"):
+        document["components"]["schemas"].pop(name, None)
 
 
 def _lock(document: dict[str, Any], keyless: Set[str]) -> None:

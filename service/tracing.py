@@ -6,6 +6,7 @@ that is not traced pays nothing; stages follow each other, and so they are laid 
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from importlib.metadata import version
@@ -20,9 +21,11 @@ try:
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
     from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+    from opentelemetry.util.re import parse_env_headers
 except ModuleNotFoundError as error:
     raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install '.[otel]'` in the checkout brings it") from error
 
+HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # where a collector's key goes
 NANOSECONDS = 1_000_000_000
 FAREWELL = 2.0  # seconds that the last spans have when the process stops; a collector may be away
 
@@ -30,6 +33,7 @@ FAREWELL = 2.0  # seconds that the last spans have when the process stops; a col
 class Tracing:
     def __init__(self, endpoint: str) -> None:
         """`endpoint` takes OTLP over HTTP, as http://collector:4318/v1/traces does."""
+        _expect_headers()
         resource = Resource.create({"service.name": "capserve", "service.version": version("capserve")})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # close() does it, and waits for less long
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
@@ -65,3 +69,11 @@ class Tracing:
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
         sending.join(FAREWELL)
+
+
+def _expect_headers() -> None:
+    """OpenTelemetry passes over those that it cannot read, so that a collector that wants a key would take no span."""
+    for name in HEADERS:
+        parts = [part for part in os.environ.get(name, "").split(",") if part.strip()]
+        if not all(parse_env_headers(part, liberal=True) for part in parts):
+            raise StartError(f"{name}: expected NAME=VALUE, or several with commas between; what was found is kept secret")

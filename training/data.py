@@ -137,6 +137,8 @@ def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> D
         raise DataError(
             f"{found}: expected names of classes of at most {LONGEST_NAME} characters, found {long[0][:LONGEST_NAME]}..."
         )
+    if strange := [name for name in classes if name.encode(errors="replace").decode() != name]:
+        raise DataError(f"{found}: expected names of classes in UTF-8, found {strange[0]!r}; rename the folder")
     if train.images.shape[1:] != test.images.shape[1:]:
         raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
     return DataSet(dataset, found, classes, train, test)

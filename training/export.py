@@ -53,6 +53,7 @@ ROUNDED = 1e-3  # root mean square by which int8 may move lengths for the layer 
 CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
 TURNED = 2_000  # validation pictures whose poses are turned to see what each dimension does
 EXAMPLES = 6
+FILLED = 0.9  # of what an example may hold, with pictures and drawings; lengths and capsules are few
 
 
 class _Findings(NamedTuple):
@@ -80,7 +81,9 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             draft = Path(work) / folder.name
             draft.mkdir()
             findings = _build(checkpoint, data, draft, quantised, say)
-            bundle.write(draft, _manifest(checkpoint, data, findings, kept))
+            written = bundle.write(draft, _manifest(checkpoint, data, findings, kept))
+            for variant in written.manifest.variants:
+                written.example(variant)  # which a service asks for
             _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
     except OSError as error:  # of a full disk some say no file's name
         raise ExportError(f"could not write {folder}: {error.strerror or error}; what stood there is as it was") from error
@@ -329,6 +332,8 @@ def _write_example(models: dict[Variant, OnnxModel], prototypes: Tensor, folder:
     """
     poses, classes = prototypes[:EXAMPLES], torch.arange(len(prototypes))[:EXAMPLES]
     drawings = models["fp32"].reconstruct(poses, classes)
+    few = max(1, int(FILLED * bundle.EXAMPLE_LIMIT) // (2 * drawings[0].nbytes))  # of large pictures, each drawn once
+    poses, classes, drawings = poses[:few], classes[:few], drawings[:few]
     images = drawings.clone()
     images[1::2] = (drawings[1::2] + drawings[:-1:2]).clamp(max=1)
     images = (images * 255).round() / 255  # as a PNG would hold them

@@ -23,8 +23,9 @@ const STROKES = {
   9: [[...arc(0.48, 0.31, 0.23, 0.23, -25, -372), [0.7, 0.5], [0.67, 0.7], [0.61, 0.93]]],
 };
 
-/** The strokes of a class, or nothing where it is no digit. */
-export function strokesOf(label) {
+/** The strokes of a class, or nothing where it is no digit: a "3" among letters is whatever these call so. */
+export function strokesOf(label, classes) {
+  if ([...classes].sort().join() !== Object.keys(STROKES).join()) return undefined;
   const place = (value) => 0.5 + (value - 0.5) * BOX;
   return STROKES[label]?.map((stroke) => stroke.map(([x, y]) => [place(x), place(y)]));
 }

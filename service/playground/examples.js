@@ -31,7 +31,7 @@ export class Examples {
   /** Each as it comes; one that does not leaves the others. */
   async #fill(button, model, label) {
     try {
-      const strokes = strokesOf(label);
+      const strokes = strokesOf(label, model.classes);
       const example = strokes ? { name: label, strokes } : { name: label, image: await this.#prototype(model, label) };
       if (!button.isConnected) return; // these are another model's by now
       button.disabled = false; // before it is drawn, or in forced colours it would look as if it were not

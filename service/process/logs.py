@@ -45,6 +45,10 @@ def configure(form: Literal["console", "json"], level: str) -> None:
     handler.setFormatter(FORMATS[form]())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines hold what is in a picture's headers
-    logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)  # its warnings hold what a client's headers do
+    for name in (
+        "opentelemetry.trace",
+        "opentelemetry.util",
+    ):  # their warnings hold what a client's headers do, and a collector's
+        logging.getLogger(name).setLevel(logging.ERROR)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))  # we say ourselves when we are ready
     logging.getLogger("asyncio").setLevel(logging.INFO)

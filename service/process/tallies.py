@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import shutil
 import tempfile
@@ -17,6 +18,8 @@ from service.errors import StartError
 FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment, where prometheus-client looks for it
 PREFIX = "capserve-metrics-"
 FRESH = 60  # seconds: a folder may not be locked yet
+
+logger = logging.getLogger(__name__)
 
 Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
 # Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than
@@ -67,7 +70,11 @@ def lay_down(place: int) -> None:
     """The files of the worker at this place, each whole or not at all; those of one that was there before stay."""
     files = Path(os.environ[FOLDER])
     try:
-        files.mkdir(exist_ok=True)
+        if not files.is_dir():
+            logger.error(
+                "the folder of the workers' metrics, %s, was removed: start the server again, or they will not be whole", files
+            )
+            files.mkdir()
         for kind, size in SIZES.items():
             file = files / f"{kind}_{place}.db"
             if not file.exists():

@@ -125,8 +125,8 @@ class _Supervisor:
             worker.beats, worker.listens, worker.still = beats, True, 0
         for worker in self._workers:
             if worker.still > (most := self._patience(worker)) / LOOK:
+                worker.process.kill()  # before it is told: whoever reads the log may stand still as well
                 logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
-                worker.process.kill()
                 worker.still = 0  # one that waits for a disk, say, dies only later
             elif not worker.listens and worker.still == SLOW / LOOK:
                 logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
@@ -192,7 +192,7 @@ class _Supervisor:
             self._workers = [worker for worker in self._workers if worker.process.is_alive()]
         for process in processes:
             if process.is_alive():
-                logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.kill()
+                logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.join()
         return int(any(process.exitcode not in STOPPED for process in processes))

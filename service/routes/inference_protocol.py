@@ -49,6 +49,13 @@ LIVE, READY = "/health/live", "/health/ready"
 router = APIRouter(prefix="/v2", route_class=Bare, responses=refusals(Unprocessable), tags=["open inference protocol"])
 probes = APIRouter(prefix="/v2", route_class=Probed, tags=["open inference protocol"])
 HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # without the key, as /healthz
+
+
+def asks_whether_ready(path: str) -> bool:
+    """Of one model: a probe too, though it wants the key."""
+    return path.startswith(f"{router.prefix}/models/") and path.endswith("/ready")
+
+
 infers = partial(
     router.post,
     response_model=V2Inference,
@@ -75,12 +82,14 @@ async def server(request: Request) -> Response:
 
 @probes.get(LIVE, response_model=Liveness, responses=tells(Liveness, "restart the process"))
 async def live(request: Request) -> Response:
+    """Whether a restart would be for the better, as /healthz says it."""
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
 @probes.get(READY, response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
 async def ready(request: Request) -> Response:
+    """Whether to send requests here, as /readyz says it."""
     serves = state.of(request).catalogue.ready
     return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
 
@@ -99,17 +108,21 @@ async def metadata_of_version(request: Request, name: str, version: str) -> Resp
 
 @probes.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def model_ready(request: Request, name: str) -> Response:
+    """Whether to send requests for this model here."""
     return _ready(request, _served(request, name))
 
 
 @probes.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
 async def version_ready(request: Request, name: str, version: str) -> Response:
+    """The same of one version, the one that is served: 404 once another is."""
     return _ready(request, _served(request, name, version))
 
 
 @infers("/models/{name}/infer")
 async def infer(request: Request, name: str) -> Response:
-    """Tensors in, tensors out; all outputs where none is named."""
+    """Tensors in, tensors out; all outputs where none is named.
+
+    Of reconstructions there is one a picture, the longest capsule's, also where a picture shows two objects."""
     return await _infer(request, partial(_served, request, name), {"model_name": name})
 
 

@@ -54,7 +54,7 @@ router = APIRouter(
 
 @router.get("", response_class=Response, responses=PNG_OR_PIXELS)
 async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query()]) -> Response:
-    """A pose, or a class's prototype, or with neither all prototypes side by side; moved by `delta` along each `dim`."""
+    """A pose, or a class's prototype, or with neither all prototypes side by side; moved by delta along each dim."""
     service, served = _asked(request, query.model)
     form = _form(request, AS_PNG, AS_PIXELS)
     _check_dims(query.dim, served.manifest)
@@ -75,7 +75,7 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
 
 @router.get("/sweep", response_class=Response, responses=PNG)
 async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Response:
-    """The paper's Figure 4: a row for each dimension, a column for each delta from `low` to `high`."""
+    """The paper's Figure 4: a row for each dimension, a column for each delta from low to high."""
     service, served = _asked(request, query.model)
     form = _form(request, AS_PNG)
     _check_dims(query.dim, served.manifest)

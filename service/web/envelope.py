@@ -93,6 +93,8 @@ class Envelope:
             return None
         if not self._knows_key(scope["headers"]):
             return self._key_wanted(scope["headers"])
+        if inference_protocol.asks_whether_ready(scope["path"]):
+            return None
         try:
             self._lateness.admit(visits.of(scope).arrived)
             self._bodies.admit()

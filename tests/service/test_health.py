@@ -44,7 +44,9 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
         wait_until_ready(client)
 
 
-def test_where_no_thread_can_be_had_it_asks_for_a_restart(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_where_no_thread_can_be_had_it_asks_for_a_restart(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
+) -> None:
     start = threading.Thread.start
 
     def short_of_threads(thread: threading.Thread) -> None:
@@ -57,6 +59,10 @@ def test_where_no_thread_can_be_had_it_asks_for_a_restart(nets: dict[str, CapsNe
         until(lambda: client.get("/healthz").status_code == 503)
         assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
         assert client.get("/v2/models/tiny/ready").status_code == 503
+        refused = client.post("/predict", files={"file": seven})
+        assert refused.status_code == 503
+        assert "this server has to be started again, ask another" in refused.json()["detail"]
+        assert samples(client)["capserve_rejections_total", "failed"] == 1  # an error, as alerts know it, and not a rollout
 
 
 def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:

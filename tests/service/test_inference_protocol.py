@@ -249,6 +249,7 @@ def test_openapi_has_the_header_of_binary_tensors_and_no_answers_that_cannot_com
     assert "Inference-Header-Content-Length" in [each["name"] for each in infer["parameters"]]
     assert "Inference-Header-Content-Length" in infer["responses"]["200"]["headers"]
     assert paths["/v2/health/live"]["get"]["responses"].keys() == {"200", "503"}
+    assert paths["/v2/models/{name}/ready"]["get"]["responses"].keys() == {"200", "401", "404", "503"}
 
 
 def test_the_documented_example_works(client: httpx.Client):

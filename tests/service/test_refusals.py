@@ -79,3 +79,26 @@ def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet
     assert answer.status_code == 503
     assert "too many pictures wait" in answer.text
     assert seconds >= HELD
+
+
+def test_a_busy_server_tells_probes_that_it_is_ready_all_the_same(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else what watches over it would take it out just when it is needed."""
+
+    def busy() -> None:
+        raise Busy("others' bodies fill the memory", "bodies")
+
+    app = create_app(settings(), nets)
+    monkeypatch.setattr(app.state.service.bodies, "admit", busy)
+    version = nets["tiny"].manifest.version
+    probes = ["/healthz", "/readyz", "/v2/health/ready", "/v2/models/tiny/ready", f"/v2/models/tiny/versions/{version}/ready"]
+
+    async def asked() -> dict[str, int]:
+        transport = httpx.ASGITransport(app)
+        async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url="http://here") as client:
+            while not app.state.service.catalogue.ready:
+                await asyncio.sleep(0.01)
+            return {path: (await client.get(path)).status_code for path in (*probes, "/v2/models/tiny")}
+
+    assert asyncio.run(asked()) == dict.fromkeys(probes, 200) | {"/v2/models/tiny": 503}

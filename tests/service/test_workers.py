@@ -59,6 +59,14 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
             assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
         assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
+        shutil.rmtree(files)  # by what tidies up, say
+        with reaching(url) as client:
+            assert client.get("/healthz").status_code == 200
+            refused = client.get("/metrics")
+            assert refused.status_code == 503
+            assert "the folder in which this server's workers count was removed" in refused.json()["detail"]
+        os.kill(workers_of(process)[0], signal.SIGKILL)
+        appears(tmp_path / "log", f"the folder of the workers' metrics, {files}, was removed: start the server again", 1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]

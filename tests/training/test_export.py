@@ -238,6 +238,20 @@ def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint
     assert (other / "keep.txt").read_text() == "mine"
 
 
+def test_of_large_pictures_the_example_holds_as_many_as_a_service_takes(
+    finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "shapes"
+    monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", 20_000)
+    few = export(finished, data, folder, quantised=False, say=lambda _: None)
+    assert len(few.example("fp32").images) == 2
+    before = contents(folder)
+    monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", 2_000)
+    with pytest.raises(BundleError, match="bytes unpacked where 2000 are the most"):
+        export(finished, data, folder, quantised=False, say=lambda _: None)
+    assert contents(folder) == before
+
+
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 from pathlib import Path
 
 import numpy as np
@@ -104,6 +105,11 @@ def named_at_length(folder: Path) -> None:
         (folder / part / "3").rename(folder / part / ("3" * 65))
 
 
+def named_in_another_code(folder: Path) -> None:
+    for part in ("train", "test"):
+        (folder / part / "3").rename(folder / part / os.fsdecode(b"b\xff"))
+
+
 def of_another_size(folder: Path) -> None:
     for path in (folder / "test").glob("*/*"):
         Image.new("L", (30, 28)).save(path)
@@ -121,6 +127,7 @@ def of_another_size(folder: Path) -> None:
         (of_one_class, "train: expected a subfolder for each of at least two classes, found 1"),
         (without_any, "test: holds no pictures"),
         (named_at_length, "expected names of classes of at most 64 characters"),
+        (named_in_another_code, r"expected names of classes in UTF-8, found 'b\\udcff'; rename the folder"),
         (of_another_size, "training pictures are grey 28x28, test pictures grey 28x30"),
     ],
 )
