@@ -21,7 +21,7 @@ CHROMIUM = shutil.which("chromium-headless-shell") or shutil.which("chromium")  
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking", "--disable-component-update", "--no-first-run"]
 PHONE = {"viewport": {"width": 390, "height": 844}, "device_scale_factor": 2, "has_touch": True, "is_mobile": True}
 
-WORDS = "shirt trousers pullover dress coat sandal blouse sneaker bag boot"
+WORDS = "shirt 1 pullover dress coat sandal blouse sneaker bag boot"
 
 OpenPage = Callable[..., Page]
 
