@@ -31,7 +31,7 @@ from service.images import prepare
 from service.manifest import Variant
 from service.process import cpus
 
-CONCURRENCY = 32
+CONCURRENCY, SCANNERS = 32, 16  # clients; on a slow core 32 scans at once would wait for longer than the service lets anybody
 MULTIPART = "multipart/form-data; boundary=cut"
 BARE_RUNS = 200
 SCAN, WRITTEN = (320, 240), 160  # pixels of a sheet, and of the digit's frame on it
@@ -100,8 +100,8 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
             found[name].append(loaded(server, pictures, seconds))
             busy[name].append((server.processor_seconds() - before) / seconds)
         found[DRAWN].append(loaded(default, pictures, seconds, query="?reconstruct=true"))
-        found[SCANS].append(loaded(default, scans, seconds))
-        found[SCANS_TWO].append(loaded(two, scans, seconds))
+        found[SCANS].append(loaded(default, scans, seconds, SCANNERS))
+        found[SCANS_TWO].append(loaded(two, scans, seconds, SCANNERS))
         found[ALONE].append(loaded(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact, variant))
     for name, loads in found.items():
