@@ -38,7 +38,7 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
         prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
     return Statistics(
         Thresholds(
-            presence=_quantile(winners, PRESENCE / 100),
+            presence=float(torch.quantile(winners, PRESENCE / 100)),  # seen, of few too: less might let in what is absent
             lengths=_percentiles(winners, LOW),
             margins=_percentiles(margins, LOW),
             reconstruction_errors=by_class,

@@ -57,6 +57,7 @@ def test_of_few_pictures_as_many_others_lie_beyond_a_percentile_as_it_says(seen:
         winners = torch.rand(seen, generator=generator) ** 0.25  # shorter than x: x ** 4 of all
         lengths = torch.stack([winners, torch.zeros(seen)], dim=1)
         found = usual(Told(lengths, torch.zeros(seen, 2, 3)), [batch([0] * (seen - 1) + [1])], CLASSES)
+        assert found.thresholds.presence >= float(winners.min())
         for percentile, length in found.thresholds.lengths.items():
             beyond.setdefault(percentile, []).append(100 * length**4)
     for percentile, shares in beyond.items():
