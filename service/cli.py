@@ -108,6 +108,12 @@ def _parser() -> argparse.ArgumentParser:
         default=False,
         help="put drawings into the answer (default: it has none)",
     )
+    predict.add_argument(
+        "--input",
+        action=argparse.BooleanOptionalAction,
+        default=False,
+        help="put what the network was shown into the answer (default: it is not)",
+    )
     predict.set_defaults(command=commands.predict, parser=predict)
     return parser
 

@@ -106,7 +106,7 @@ def check(settings: Settings) -> int:
     return status
 
 
-def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: bool) -> int:
+def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: bool, input: bool) -> int:
     """A line of JSON for each file, the same as POST /predict would answer."""
     from service import answer, catalogue, images
     from service.engine import expect_numbers
@@ -127,7 +127,8 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
             status = 1
         else:
             (judged,) = judge.verdicts(perception)
-            _say(json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, judged, reconstruct)}))
+            taken = image if input else None
+            _say(json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, judged, reconstruct, taken)}))
     return status
 
 

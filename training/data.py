@@ -21,7 +21,7 @@ from service.bundle import BOX, FRAME
 from service.manifest import LONGEST_NAME
 from training import pictures
 from training.errors import DataError, chosen
-from training.sources import FILES, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
+from training.sources import FILES, PARTS, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
 
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
@@ -132,6 +132,10 @@ def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> D
         source = Source(() if (found / NAMES).exists() else source.classes)
     elif source.classes and holds_pictures(found):
         raise DataError(f"{found}: expected the four idx files of {dataset}, found folders of pictures (--dataset folder)")
+    elif not source.classes and not holds_pictures(found) and any((found / part).is_dir() for part in PARTS):
+        raise DataError(
+            f"{found}: holds idx files and folders of pictures ({', '.join(PARTS)}); move away those that are not meant"
+        )
     classes, train, test = _pictures(found) if holds_pictures(found) else _idx(found, source)
     if long := [name for name in classes if len(name) > LONGEST_NAME]:
         raise DataError(

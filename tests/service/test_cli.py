@@ -336,8 +336,8 @@ def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
 def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client) -> None:
     picture, grey = tmp_path / "grey.png", encoded(drawn("7", 28, ink=200, paper=40))  # normalised it would be another
     picture.write_bytes(grey)
-    (line,) = run("predict", "--no-normalise", "--reconstruct", str(picture)).stdout.splitlines()
-    expected = client.post("/predict?normalise=none&reconstruct=true", content=grey).json()
+    (line,) = run("predict", "--no-normalise", "--reconstruct", "--input", str(picture)).stdout.splitlines()
+    expected = client.post("/predict?normalise=none&reconstruct=true&input=true", content=grey).json()
     assert "reconstruction" in expected["objects"][0]
     assert json.loads(line) == {"file": str(picture), **expected}
     assert expected["probabilities"] != client.post("/predict", content=grey).json()["probabilities"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -134,6 +135,13 @@ def of_another_size(folder: Path) -> None:
 def test_what_is_wrong_with_a_folder_of_pictures_is_told(mar: object, told: str, pictures: Path) -> None:
     mar(pictures)  # type: ignore[operator]
     with pytest.raises(DataError, match=told):
+        load("folder", pictures)
+
+
+def test_idx_files_beside_folders_of_pictures_are_one_too_many(pictures: Path, folder: Path) -> None:
+    for file in folder.iterdir():
+        shutil.copy(file, pictures)
+    with pytest.raises(DataError, match=r"holds idx files and folders of pictures \(train, test\); move away those"):
         load("folder", pictures)
 
 
