@@ -102,7 +102,9 @@ def check(settings: Settings) -> int:
     if nets:
         catalogue.default(settings, nets)  # raises what serve would
     if settings.traces is not None:
-        import service.tracing  # noqa: F401  # so does this, without the extra
+        from service import tracing  # so does this, without the extra
+
+        tracing.expect_headers()
     return status
 
 

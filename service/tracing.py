@@ -6,6 +6,7 @@ that is not traced pays nothing; stages follow each other, and so they are laid 
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -29,11 +30,14 @@ HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  #
 NANOSECONDS = 1_000_000_000
 FAREWELL = 2.0  # seconds that the last spans have when the process stops; a collector may be away
 
+for quoting in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings, what clients' headers hold and the collector's
+    logging.getLogger(quoting).setLevel(logging.ERROR)
+
 
 class Tracing:
     def __init__(self, endpoint: str) -> None:
         """`endpoint` takes OTLP over HTTP, as http://collector:4318/v1/traces does."""
-        _expect_headers()
+        expect_headers()
         resource = Resource.create({"service.name": "capserve", "service.version": version("capserve")})
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # close() does it, and waits for less long
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
@@ -71,7 +75,7 @@ class Tracing:
         sending.join(FAREWELL)
 
 
-def _expect_headers() -> None:
+def expect_headers() -> None:
     """OpenTelemetry passes over those that it cannot read, so that a collector that wants a key would take no span."""
     for name in HEADERS:
         parts = [part for part in os.environ.get(name, "").split(",") if part.strip()]

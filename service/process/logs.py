@@ -45,7 +45,5 @@ def configure(form: Literal["console", "json"], level: str) -> None:
     handler.setFormatter(FORMATS[form]())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines hold what is in a picture's headers
-    for quoting in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings, what clients' headers hold and the collector's
-        logging.getLogger(quoting).setLevel(logging.ERROR)
     logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))  # we say ourselves when we are ready
     logging.getLogger("asyncio").setLevel(logging.INFO)

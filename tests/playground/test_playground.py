@@ -136,8 +136,9 @@ def test_an_example_is_a_click(page: Page) -> None:
 
 def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -> None:
     """One of which is called 1, and is a pair of trousers."""
-    page = open_page(path="/?model=words", wait=False)
-    page.wait_for_event("request", lambda request: "/reconstruct?model=words&label=1&" in request.url)
+    page = open_page(path="/?model=words")
+    with page.expect_request(lambda request: "/reconstruct?model=words&label=1&" in request.url):
+        page.reload()
     page.get_by_role("button", name="Example sneaker").click()
     ask_for(page, "This is sneaker")
     assert "Capsule sneaker is" in said(page, "#reason")
