@@ -7,6 +7,7 @@ becomes one of our errors. Pixels are decoded once the limit is known to hold.
 
 from __future__ import annotations
 
+import math
 import re
 import struct
 import warnings
@@ -51,6 +52,7 @@ LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0x
 MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 MOST_CHUNKS = 200  # of a PNG, beside its pixels: each of its profiles is inflated
+MOST_OF_RUNS = 1 << 20  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 SHORTEST = 3  # pixels of a side: the smallest digits of any typeface are 3x5
@@ -95,6 +97,8 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
+        if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
+            raise Unprocessable("this BMP is of run lengths and too large to unpack soon; save it as PNG")
         if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
             picture.load()
             pngfile.expect_all(picture, data)

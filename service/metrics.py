@@ -212,7 +212,7 @@ class ReferenceHistograms(Collector):
             "capserve_reconstruction_error of validation pictures, as shares.",
             labels=["model"],
         )
-        for name, manifest in self._manifests.items():
+        for name, manifest in list(self._manifests.items()):  # a reload may change them meanwhile, in another thread
             _add(lengths, name, manifest.references.winner_length, TWENTIETHS)
             _add(errors, name, manifest.references.reconstruction_error, ERRORS)
         yield from (lengths, errors)

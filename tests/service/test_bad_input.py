@@ -290,6 +290,34 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
 
 
+def _in_run_lengths(width: int, height: int, runs: bytes) -> bytes:
+    """A BMP of 256 greys."""
+    greys = b"".join(bytes((level, level, level, 0)) for level in range(256))
+    start = 14 + 40 + len(greys)
+    header = struct.pack("<IiiHHIIiiII", 40, width, height, 1, 8, 1, len(runs), 2_835, 2_835, 256, 0)
+    return b"BM" + struct.pack("<IHHI", start + len(runs), 0, 0, start) + header + greys + runs
+
+
+@pytest.mark.parametrize(
+    "bomb",
+    [
+        pytest.param(_in_run_lengths(19_999, 1_250, b"\x01\x05\x00\x00" * 1_250), id="lines that end at once"),
+        pytest.param(_in_run_lengths(1_000, 1_000, b"\x00\x02\x00\x00" * 1_000_000), id="steps to where it is"),
+    ],
+)
+def test_a_large_bmp_in_run_lengths_is_refused_before_it_is_unpacked(bomb: bytes) -> None:
+    """Pillow does so in Python: a thread for seconds, of six kilobytes."""
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="this BMP is of run lengths"):
+        images.read(bomb, 25_000_000)
+    assert time.perf_counter() - began < 0.5
+
+
+def test_a_small_bmp_in_run_lengths_is_read() -> None:
+    picture = images.read(_in_run_lengths(300, 200, (b"\xff\x07\x2d\x09\x00\x00") * 200), 25_000_000).convert("L")
+    assert (picture.size, picture.getpixel((254, 9)), picture.getpixel((255, 9))) == ((300, 200), 7, 9)
+
+
 @pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xc0\x00\x00"])
 def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
     """In one thread of Python, while all others wait for it."""

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -126,6 +127,28 @@ def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(c
     bins = zip(errors.shares, errors.edges, errors.edges[1:], strict=False)
     middle = sum(share * (low + high) / 2 for share, low, high in bins)
     assert seen["capserve_reference_reconstruction_error_sum", "tiny"] == pytest.approx(middle)
+
+
+def test_models_may_come_and_go_while_metrics_are_told(net: CapsNet) -> None:
+    """Told in a thread of their own; a reload is the event loop's."""
+    metrics, over = Metrics(), threading.Event()
+    others = [replace(net, manifest=net.manifest.model_copy(update={"name": f"m{number}"})) for number in range(20)]
+
+    def come_and_go() -> None:
+        while not over.is_set():
+            for each in others:
+                metrics.references.remember(each.manifest)
+            for each in others:
+                metrics.references.forget(each.manifest)
+
+    coming = threading.Thread(target=come_and_go)
+    coming.start()
+    try:
+        for _ in range(300):
+            metrics.text()
+    finally:
+        over.set()
+        coming.join()
 
 
 def test_a_fall_back_to_the_cpu_is_told(client: httpx.Client, net: CapsNet) -> None:

@@ -143,6 +143,12 @@ def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
         assert statuses(b"".join(iter(lambda: connection.recv(65_536), b""))) == [200]
 
 
+def test_a_length_may_begin_with_noughts(server: Process) -> None:
+    """However many: Python makes no number of thousands of digits."""
+    start = PREDICT.replace(b"Content-Length: ", b"Connection: close\r\nContent-Length: " + b"0" * 5_000, 1)
+    assert statuses(said(server, start)) == [200]
+
+
 def test_who_speaks_http_1_0_is_not_told_what_that_has_no_word_for(server: Process) -> None:
     asked = PREDICT.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
     assert statuses(said(server, asked)) == [200]
