@@ -210,12 +210,15 @@ class Catalogue:
         return changes
 
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:
-        for name, served in fresh.items():
-            await self._prepare(served)
-            if not served.sound:
-                for each in fresh.values():
-                    await each.drain(0)
-                raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime, which is in the log")
+        try:
+            for name, served in fresh.items():
+                await self._prepare(served)
+                if not served.sound:
+                    raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime, which is in the log")
+        except BaseException:  # cancelled, say, where the client has left: their threads would keep them for ever
+            for each in fresh.values():
+                await each.drain(0)
+            raise
 
     def _dismiss(self, served: Served) -> None:
         """Out of the catalogue at once, and at an end when whoever found it there has been answered."""

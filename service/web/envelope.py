@@ -56,7 +56,9 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] += self._headers(visit)
+                message["headers"] += visit.headers()
+                if self._ends_connection(asked, status):
+                    message["headers"].append((b"connection", b"close"))
                 self._bodies.release(visit)  # now: sending lasts as long as the client likes
             await send(message)
 
@@ -80,11 +82,10 @@ class Envelope:
             self._bodies.release(visit)
             self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
 
-    def _headers(self, visit: visits.Visit) -> list[tuple[bytes, bytes]]:
-        headers = visit.headers()
-        if self._catalogue.draining:  # go elsewhere: this connection would be closed under you
-            headers.append((b"connection", b"close"))
-        return headers
+    def _ends_connection(self, scope: Scope, status: int) -> bool:
+        """While draining, or it would be closed under a client that must go elsewhere; and where nobody knows whether a body still
+        comes, since its client waited for leave to send it."""
+        return self._catalogue.draining or (status >= 400 and visits.WHOLE not in scope and _waits_for_leave(scope["headers"]))
 
     def _turned_away(self, scope: Scope) -> Response | None:
         """Without the key; where too many wait; or where memory is short, though this request may bring no body: its answer too
@@ -130,6 +131,10 @@ class Envelope:
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
             logger.log(level, "%(method)s %(route)s %(status)s %(milliseconds)s ms", said, extra={"request": said})
+
+
+def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:
+    return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:

@@ -143,6 +143,17 @@ def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
         assert statuses(b"".join(iter(lambda: connection.recv(65_536), b""))) == [200]
 
 
+def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: Process) -> None:
+    """Nobody knows whether the body still comes: what comes next may be that, or another request."""
+    start = PREDICT.replace(b"/predict?", b"/predict?model=none&").partition(b"\r\n\r\n")[0]
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        connection.sendall(start + b"\r\nExpect: 100-continue\r\n\r\n")
+        answer = connection.recv(65_536)
+        assert statuses(answer) == [404]
+        assert b"\r\nconnection: close\r\n" in answer
+        assert connection.recv(65_536) == b""
+
+
 def test_a_length_may_begin_with_noughts(server: Process) -> None:
     """However many: Python makes no number of thousands of digits."""
     start = PREDICT.replace(b"Content-Length: ", b"Connection: close\r\nContent-Length: " + b"0" * 5_000, 1)

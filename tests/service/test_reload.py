@@ -24,6 +24,7 @@ from service import bundle, catalogue
 from service.app import create_app
 from service.catalogue import Catalogue
 from service.engine import CapsNet
+from service.metrics import Metrics
 from service.process.server import Server, configured
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
@@ -197,6 +198,31 @@ def test_a_model_that_does_not_run_changes_nothing(
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200
     assert reloaded(keyed) == {"tiny": "replaced"}  # when it does
+
+
+def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Ray's proxy does where the client has left."""
+    warming, over = threading.Event(), threading.Event()
+    chosen = settings().model_copy(update={"models": folder})
+
+    def runners() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name.startswith("runner")}
+
+    async def cancelled() -> None:
+        served = Catalogue(catalogue.load(chosen), chosen, Metrics())
+        renewed(folder / "tiny", "the new one")
+        monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warming.set() or over.wait(20))
+        reload = asyncio.create_task(served.reload())
+        await asyncio.to_thread(warming.wait, 10)
+        assert runners() > before
+        reload.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reload
+        over.set()
+        await asyncio.to_thread(until, lambda: runners() == before, 5)
+
+    before = runners()
+    asyncio.run(cancelled())
 
 
 def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
