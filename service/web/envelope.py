@@ -56,9 +56,7 @@ class Envelope:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] += visit.headers()
-                if self._ends_connection(asked, status):
-                    message["headers"].append((b"connection", b"close"))
+                self._stamp(message["headers"], asked, status)
                 self._bodies.release(visit)  # now: sending lasts as long as the client likes
             await send(message)
 
@@ -81,6 +79,13 @@ class Envelope:
         finally:
             self._bodies.release(visit)
             self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
+
+    def _stamp(self, headers: list[tuple[bytes, bytes]], scope: Scope, status: int) -> None:
+        headers += visits.of(scope).headers()
+        if scope["method"] != "POST" and all(name != b"cache-control" for name, _ in headers):
+            headers.append((b"cache-control", b"no-store"))  # what is true now; a cache would ask nobody for the key either
+        if self._ends_connection(scope, status):
+            headers.append((b"connection", b"close"))
 
     def _ends_connection(self, scope: Scope, status: int) -> bool:
         """While draining, or it would be closed under a client that must go elsewhere; and where nobody knows whether a body still

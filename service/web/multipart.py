@@ -8,7 +8,7 @@ from typing import NamedTuple
 from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
-LARGEST_HEAD = 16_384  # bytes of one part's headers
+LARGEST_HEADS = 1 << 18  # bytes of all parts' headers, which are read in Python; a picture's are about a hundred
 FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
 PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
@@ -30,19 +30,21 @@ def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
     if len(sections) > most + 2:
         raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
     parts: list[Part] = []
+    room = LARGEST_HEADS
     for section in sections[1:]:
         if section.startswith(b"--"):
             return parts
-        parts.append(_part(section))
+        parts.append(_part(section, room))
+        room -= len(section) - len(parts[-1].content)
     raise MalformedRequest("the multipart body ends before its closing boundary; send the whole of it")
 
 
-def _part(section: bytes) -> Part:
+def _part(section: bytes, room: int) -> Part:
     """What lies between two delimiters: rest of the delimiter's line, headers, empty line, content."""
     padding, line, rest = section.partition(b"\r\n")
     head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
-    if len(head) > LARGEST_HEAD:
-        raise MalformedRequest(f"a part of the multipart body has more than {LARGEST_HEAD:,} bytes of headers; send fewer")
+    if len(head) > room:
+        raise MalformedRequest(f"the parts of the multipart body have more than {LARGEST_HEADS:,} bytes of headers; send fewer")
     if not line or padding.strip(b" \t") or not blank:
         told = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
         raise MalformedRequest(f"{told}, and CRLF at the ends of lines")

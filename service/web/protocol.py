@@ -110,7 +110,7 @@ class Protocol(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, ServiceError):  # raised in one of the callbacks below
                     raise error.__context__ from None
-                if isinstance(error, httptools.HttpParserInvalidURLError):
+                if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
                     raise MalformedRequest(
                         "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
                     ) from None

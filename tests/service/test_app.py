@@ -70,6 +70,12 @@ def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) 
         assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json"), path
 
 
+def test_no_cache_tells_what_was_true_or_what_a_key_was_asked_for(client: httpx.Client) -> None:
+    for path in ("/healthz", "/readyz", "/metrics", "/models", "/models/tiny", "/v2", "/v2/models/tiny", "/nowhere"):
+        assert client.get(path).headers["Cache-Control"] == client.head(path).headers["Cache-Control"] == "no-store", path
+    assert client.get("/docs").headers.get_list("Cache-Control") == ["no-cache"]
+
+
 def test_commands_to_copy_are_for_where_the_reader_is(client: httpx.Client) -> None:
     place = client.base_url.netloc.decode()
     assert f"http://{place}/predict" in client.get("/docs").text

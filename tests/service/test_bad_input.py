@@ -18,7 +18,8 @@ from PIL import Image
 
 from service import images, pngfile
 from service.engine import CapsNet
-from service.errors import Unprocessable
+from service.errors import MalformedRequest, Unprocessable
+from service.web import multipart
 from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
 
@@ -154,6 +155,16 @@ BODIES = {
 @pytest.mark.parametrize(("kind", "content", "status"), BODIES.values(), ids=BODIES)
 def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: bytes, status: int) -> None:
     assert refused(small.post("/predict", content=content, headers={"Content-Type": kind}), status)
+
+
+def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
+    """In Python, on the event loop: ten megabytes of them are seconds."""
+    head = b"Content-Disposition: form-data" + b";a=b" * 2_500 + b"; name=file"
+    body = (b"--x\r\n" + head + b"\r\n\r\nabc\r\n") * 999 + b"--x--"
+    began = time.perf_counter()
+    with pytest.raises(MalformedRequest, match="more than 262,144 bytes of headers"):
+        multipart.parse("multipart/form-data; boundary=x", body)
+    assert time.perf_counter() - began < 0.5
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])

@@ -294,6 +294,7 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
             "found: Invalid character in chunk size",
         ),
         ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write what else is in it as %C3%A9 for é"),
+        (b"GET http://[/healthz HTTP/1.1\r\nHost: a\r\n\r\n", "expected an address that begins with /"),
         (b"GET /reconstruct?label=a b HTTP/1.1\r\nHost: x\r\n\r\n", "write a space in an address as %20"),
     ],
     ids=[
@@ -308,6 +309,7 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         "its first byte",
         "chunk",
         "no ascii",
+        "no end of a host",
         "a space",
     ],
 )
