@@ -31,6 +31,7 @@ Change = Literal["added", "replaced", "removed", "unchanged"]
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 1.0  # seconds
+LONGEST_RELOAD = 300.0  # seconds; after so many the runtime hangs, and others wait for their turn
 LEFT_ALONE = (".", "_", "lost+found")  # how names of folders begin that are no bundles; the last is a volume's own
 
 
@@ -180,7 +181,8 @@ class Catalogue:
         What changed is verified, replayed and warmed beside the old and then takes its place; on any fault all stays as it was.
         """
         try:
-            changes = await self._taken_up()
+            async with self._reloading:
+                changes = await self._taken_up_in_time()
         except (BundleError, StartError) as error:
             why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
             logger.error("not reloaded, what was served before still is: %s", why)
@@ -188,25 +190,34 @@ class Catalogue:
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
         return changes
 
+    async def _taken_up_in_time(self) -> dict[str, Change]:
+        try:
+            async with asyncio.timeout(LONGEST_RELOAD):
+                return await self._taken_up()
+        except TimeoutError:
+            raise BundleError(
+                f"{self._settings.models}: expected models that are loaded and warm within {LONGEST_RELOAD:g} s, found one that "
+                "hangs; its thread still does, so restart the process where that happens again"
+            ) from None
+
     async def _taken_up(self) -> dict[str, Change]:
-        async with self._reloading:
-            before = self._served
-            known = {name: served.net for name, served in before.items()}
-            nets = await in_own_thread(partial(load, self._settings, known))
-            first = default(self._settings, nets)
-            fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
-            await self._prepare_all(fresh)
-            if first != self.default:
-                logger.warning("who names no model is answered by %s from now on, and no longer by %s", first, self.default)
-            self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
-            changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
-            for name, served in before.items():
-                if changes[name] != "unchanged":
-                    self._dismiss(served)
-            for served in fresh.values():
-                self._metrics.describe(served.net)
-                served.measure()
-            interpreter.settle()
+        before = self._served
+        known = {name: served.net for name, served in before.items()}
+        nets = await in_own_thread(partial(load, self._settings, known))
+        first = default(self._settings, nets)
+        fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
+        await self._prepare_all(fresh)
+        if first != self.default:
+            logger.warning("who names no model is answered by %s from now on, and no longer by %s", first, self.default)
+        self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
+        changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
+        for name, served in before.items():
+            if changes[name] != "unchanged":
+                self._dismiss(served)
+        for served in fresh.values():
+            self._metrics.describe(served.net)
+            served.measure()
+        interpreter.settle()
         return changes
 
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:

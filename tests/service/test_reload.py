@@ -200,6 +200,25 @@ def test_a_model_that_does_not_run_changes_nothing(
     assert reloaded(keyed) == {"tiny": "replaced"}  # when it does
 
 
+def test_a_reload_that_hangs_is_told_and_the_next_has_its_turn(
+    keyed: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    over = threading.Event()
+    monkeypatch.setattr(catalogue, "LONGEST_RELOAD", 1.0)
+    before = versions(keyed)
+    renewed(folder / "tiny", "which hangs when it is warmed")
+    with monkeypatch.context() as patched:
+        patched.setattr(CapsNet, "warm_up", lambda *_: over.wait(20))
+        answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert "within 1 s, found one that hangs" in answer.json()["detail"]
+    assert versions(keyed) == before
+    assert keyed.get("/readyz").status_code == 200
+    monkeypatch.setattr(catalogue, "LONGEST_RELOAD", 20.0)
+    assert reloaded(keyed) == {"tiny": "replaced"}
+    over.set()
+
+
 def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As Ray's proxy does where the client has left."""
     warming, over = threading.Event(), threading.Event()
