@@ -29,7 +29,7 @@ LATE = "the deadline passed before pictures were decoded or drawn; ask again lat
 
 class Crew:
     def __init__(self, threads: int, most: int, max_wait: float, deadline: float) -> None:
-        """`most` jobs at once that somebody waits for: none longer than `max_wait` seconds, as far as one can foresee, each until
+        """`most` jobs at once that wait or are at work: none waits longer than `max_wait` seconds, as far as one can foresee, each until
         `deadline` seconds after its request was here."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
@@ -90,8 +90,14 @@ class Crew:
             raise TooLate(LATE, "late") from None
         finally:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
-            self._jobs -= 1
             self._waiting.pop(errand, None)
+            if errand.at_work:  # nobody waits for it, but its thread is not free
+                errand.ended = self._one_less
+            else:
+                self._one_less()
+
+    def _one_less(self) -> None:
+        self._jobs -= 1
 
     def _begin_anew(self) -> None:
         """Where nobody waits: what was done since for those who have left is no measure."""
@@ -155,7 +161,13 @@ class _Errand:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
         self.queued, self.began = time.monotonic(), 0.0  # the latter once it is known
+        self.ended: Callable[[], None] = lambda: None  # called when it has been at work
+        self._over = False
         self._loop, self._took = loop, took
+
+    @property
+    def at_work(self) -> bool:
+        return self.began > 0 and not self._over
 
     def run(self) -> None:
         job = self.job
@@ -174,6 +186,8 @@ class _Errand:
         del result, error  # an error holds this frame, and with it the job
 
     def _deliver(self, result: Any, error: Exception | None) -> None:
+        self._over = True
+        self.ended()
         if self.answer.done():
             return
         if error is not None:

@@ -75,9 +75,9 @@ class Served:
         self._encodings.start()
         self._drawings.start()
 
-    def admit(self, images: int = 1) -> None:
+    def admit(self) -> None:
         """Raises Busy when the queue is full, before anybody decodes a picture."""
-        self._encodings.admit(images)
+        self._encodings.admit()
 
     def reserved(self, images: int) -> AbstractContextManager[None]:
         return self._encodings.reserved(images)

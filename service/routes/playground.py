@@ -87,7 +87,7 @@ async def _document(request: Request) -> dict[str, Any]:
 
 def _base(request: Request) -> str:
     """Where the reader found this page. Nothing but what is to be copied trusts what a proxy says, or somebody in its place."""
-    proxied = request.headers.get("x-forwarded-proto") == "https"
+    proxied = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https"
     seen = request.base_url.replace(path=_prefix(request))
     return str(seen.replace(scheme="https") if proxied else seen)
 

@@ -25,7 +25,7 @@ MANY = (
 OPTION = "?model=NAME"
 
 MULTIPART, JSON = "multipart/form-data", "application/json"
-RAW = ("", "application/octet-stream")  # and image/*
+RAW = ("", "application/octet-stream", "binary/octet-stream")  # and image/*; the last as S3 calls what nobody named
 
 MOST_VALUES = 1_000  # as JSON, or four a picture: of thousands that mean nothing each would be a fault to be kept
 

@@ -8,12 +8,14 @@ from collections.abc import Sequence
 TOKEN = r"[\w!#$&^.+-]+"
 RANGE = re.compile(rf"\s*(\*/\*|{TOKEN}/\*|{TOKEN}/{TOKEN})\s*(?:;(.*))?", re.ASCII | re.DOTALL)
 WEIGHT = re.compile(r"0(?:\.\d{0,3})?|1(?:\.0{0,3})?", re.ASCII)
+MOST_RANGES = 64  # a browser sends about eight; each is read in Python, on the event loop
 TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
 def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
     """The offer liked best; of equals the one that is named more closely, then the first. None: none of them is wanted."""
-    ranges = [found for part in ",".join(accept).split(",") if (found := _range(part)) is not None]
+    parts = ",".join(accept).split(",", MOST_RANGES)[:MOST_RANGES]
+    ranges = [found for part in parts if (found := _range(part)) is not None]
     if not ranges:  # no header, or nothing in it that can be understood
         return offers[0]
     liked = [(*_liking(offer, ranges), -place) for place, offer in enumerate(offers)]

@@ -7,6 +7,7 @@ RFC 9110 7.8 allows: the request itself is answered.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from asyncio import BaseTransport, TimerHandle
 from collections.abc import Callable
@@ -30,6 +31,7 @@ logger = logging.getLogger(__name__)
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
 MOST_HEADERS = 256  # each takes thirty times the bytes that an empty one has on the wire
 AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, or as many as so many bytes more hold
+NO_PATH = re.compile(rb"\A(https?://[^/?#]+)([?#].*)?\Z", re.IGNORECASE | re.DOTALL)  # means the path /, RFC 9112 3.2.2
 HANDSHAKE = b"\x16"  # with which TLS begins
 HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
 LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
@@ -50,6 +52,7 @@ class Protocol(HttpToolsProtocol):
         self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
         self._kept = 0  # bytes of that answer
         self._refused = False
+        self._at_work: RequestResponseCycle | None = None  # whose turn it is; uvicorn knows the last alone whose head is here
         self._ahead = b""  # what a client sent that has requests enough before it
 
     def connection_made(self, transport: BaseTransport) -> None:
@@ -68,6 +71,9 @@ class Protocol(HttpToolsProtocol):
         self._forget_timer()
         self._ahead = b""
         self.resume_writing()  # nobody is expected to read any more
+        if self._at_work is not None and not self._at_work.response_complete:
+            self._at_work.disconnected = True
+            self._at_work.message_event.set()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -149,6 +155,8 @@ class Protocol(HttpToolsProtocol):
             super().on_header(name, value.rstrip(b" \t"))  # no part of it, RFC 9112 5.1; what is before it the parser leaves out
 
     def on_headers_complete(self) -> None:
+        if not self.url.startswith(b"/"):
+            self.url = NO_PATH.sub(rb"\1/\2", self.url)
         if self.parser.should_upgrade():
             return self._pass_over_offer()
         hosts = sum(name == b"host" for name, _ in self.headers)
@@ -181,6 +189,7 @@ class Protocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
         cycle.scope[visits.TURN] = time.monotonic()  # type: ignore[literal-required]
+        self._at_work = cycle
         super()._start_asgi_task(cycle, app)
 
     # Answers that are there before all of the request is

@@ -79,7 +79,7 @@ def test_no_cache_tells_what_was_true_or_what_a_key_was_asked_for(client: httpx.
 def test_commands_to_copy_are_for_where_the_reader_is(client: httpx.Client) -> None:
     place = client.base_url.netloc.decode()
     assert f"http://{place}/predict" in client.get("/docs").text
-    behind = client.get("/docs", headers={"X-Forwarded-Proto": "https"}).text
+    behind = client.get("/docs", headers={"X-Forwarded-Proto": "https, http"}).text  # of two proxies
     assert f"https://{place}/predict" in behind
     assert f"http://{place}" not in behind
 

@@ -62,6 +62,26 @@ def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
     assert begun == []
 
 
+def test_a_job_whose_client_left_keeps_its_thread_until_it_is_done() -> None:
+    async def leave() -> None:
+        crew, free = Crew(1, most=1, max_wait=60, deadline=10), threading.Event()
+        leaves = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic()))
+        await asyncio.sleep(0.1)
+        leaves.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await leaves
+        assert crew.at_work
+        with pytest.raises(Busy, match="too many pictures wait"):
+            crew.admit()
+        free.set()
+        while crew.at_work:
+            await asyncio.sleep(0.01)
+        crew.admit()
+        crew.close()
+
+    asyncio.run(asyncio.wait_for(leave(), 10))
+
+
 @pytest.mark.parametrize("at_work", ["service.images.sheet", "service.tensors.write"])
 def test_what_has_been_computed_is_written_past_the_deadline(
     at_work: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,8 @@ PNG, JSON = "image/png", "application/json"
         ("*/*;q=0", None),
         ("image/*;q=0, */*", JSON),
         ("application/json, text/plain, */*", JSON),
+        ("text/plain, " * 63 + JSON, JSON),
+        ("text/plain, " * 64 + JSON, None),
         ("text/html,application/xhtml+xml,image/avif,image/webp,*/*;q=0.8", PNG),
         ("application/problem+json", None),
         ("application/jsonp, x-application/json", None),
