@@ -51,7 +51,6 @@ MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compres
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
-MOST_CHUNKS = 200  # of a PNG, beside its pixels: each of its profiles is inflated
 MOST_OF_RUNS = 1 << 20  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
@@ -93,8 +92,8 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             _refuse_large(_webp_size(data), max_pixels)
         if form is JPEG and _scans(data) > MOST_SCANS:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
-        if form is PNG and pngfile.chunks_beside_pixels(data, MOST_CHUNKS) > MOST_CHUNKS:
-            raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
+        if form is PNG:
+            pngfile.expect_few_chunks(data)
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
         if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:

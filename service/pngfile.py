@@ -7,6 +7,8 @@ import zlib
 
 from PIL.PngImagePlugin import PngImageFile
 
+from service.errors import Unprocessable
+
 HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
 CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
 HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk
@@ -14,6 +16,8 @@ END = b"IEND\xaeB`\x82"
 PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of one picture, and of those that move
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
 INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+MOST_CHUNKS = 200  # beside the pixels: each profile is inflated
+MOST_OF_PIXELS = 20_000  # chunks, each of which Pillow reads in Python; they are of 8 KB, most often
 MARK = 1  # a level that few pictures' last pixel has
 PIECE = 1 << 12  # bytes inflated at once, to 4 MB at most
 
@@ -42,14 +46,17 @@ def expect_all(picture: PngFile, data: bytes) -> None:
         raise ValueError("a part of a PNG")
 
 
-def chunks_beside_pixels(data: bytes, most: int) -> int:
-    """Of profiles, texts and whatever else a file may hold by the thousand, counted till there are more than that."""
-    at, found, kind = CHUNKS_AT, 0, b""
-    while at + CHUNK.size <= len(data) and found <= most and kind != END[:4]:  # behind which anything may follow
+def expect_few_chunks(data: bytes) -> None:
+    """Raises for a file that is in pieces by the thousand: profiles, texts and whatever else, or pixels a few at a time."""
+    at, pixels, others, kind = CHUNKS_AT, 0, 0, b""
+    while at + CHUNK.size <= len(data) and kind != END[:4]:  # behind which anything may follow
         length, kind = CHUNK.unpack_from(data, at)
-        found += kind not in PIXELS
+        pixels, others = (pixels + 1, others) if kind in PIXELS else (pixels, others + 1)
+        if others > MOST_CHUNKS:
+            raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
+        if pixels > MOST_OF_PIXELS:
+            raise Unprocessable(f"this PNG has more than {MOST_OF_PIXELS:,} chunks of pixels; save it again")
         at += 12 + length
-    return found
 
 
 def holds_all_rows(data: bytes) -> bool:

@@ -349,6 +349,16 @@ def test_a_png_of_nothing_but_metadata_is_refused_soon(kind: bytes, body: bytes)
     assert time.perf_counter() - began < 0.5
 
 
+def test_a_png_whose_pixels_come_a_few_at_a_time_is_refused_soon() -> None:
+    data = encoded(drawn("7", 28))
+    at, empty = data.index(b"IDAT") - 4, struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
+    assert images.read(data[:at] + empty * 10_000 + data[at:], 25_000_000).size == (28, 28)
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="more than 20,000 chunks of pixels"):
+        images.read(data[:at] + empty * 800_000 + data[at:], 25_000_000)
+    assert time.perf_counter() - began < 0.5
+
+
 def test_what_is_behind_a_png_is_none_of_its_chunks() -> None:
     for behind in (bytes(10_000), encoded(drawn("7", 28)) * 100):
         assert images.read(encoded(drawn("7", 28)) + behind, 25_000_000).size == (28, 28)
