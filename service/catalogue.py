@@ -223,8 +223,8 @@ class Catalogue:
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:
         try:
             for name, served in fresh.items():
-                await self._prepare(served)
-                if not served.sound:
+                if error := await self._prepare(served):  # no failure of the model of that name that is served
+                    logger.error("%s does not run: %s", name, error)
                     raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime, which is in the log")
         except BaseException:  # cancelled, say, where the client has left: their threads would keep them for ever
             for each in fresh.values():
@@ -245,7 +245,8 @@ class Catalogue:
 
     async def warm_up(self) -> None:
         for served in self:
-            await self._prepare(served)
+            if error := await self._prepare(served):  # not ready, and probed from now on
+                served.failed(error)
         interpreter.settle()
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
@@ -274,12 +275,13 @@ class Catalogue:
             group.create_task(_again_and_again(look_round))
             group.create_task(_again_and_again(probe_those_that_failed))
 
-    async def _prepare(self, served: Served) -> None:
+    async def _prepare(self, served: Served) -> Exception | None:
         served.start()
         try:
             await in_own_thread(partial(served.net.warm_up, self._settings.max_batch))
-        except Exception as error:  # whatever the runtime throws: not ready, and probed from now on
-            served.failed(error)
+        except Exception as error:  # whatever the runtime throws
+            return error
+        return None
 
     def measure(self) -> None:
         self._metrics.ready.set(self.ready)

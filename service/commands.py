@@ -8,6 +8,8 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +27,6 @@ logger = logging.getLogger(__name__)
 
 STDIN = "-"
 OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # this machine's
-FAULT = "a fault of the server's own"
 
 
 def serve(settings: Settings) -> int:
@@ -35,14 +36,7 @@ def serve(settings: Settings) -> int:
         logger.info("in the environment, and no setting: %s", ", ".join(strange))
     if settings.api_key is None and settings.host not in OURS_ALONE:
         logger.info("no key is asked for: whoever reaches %s is answered (CAPSERVE_API_KEY)", settings.host)
-    try:
-        return workers.run(settings, work) if several else _serve(settings)
-    except (BundleError, StartError) as error:
-        logger.error("%s", error)  # in the format that whoever reads the log expects
-        return _unless_something_hangs(workers.CANNOT_START)
-    except Exception:
-        logger.exception(FAULT)
-        return _unless_something_hangs(1)
+    return _ended(partial(workers.run, settings, work) if several else partial(_serve, settings))
 
 
 def _serve(settings: Settings) -> int:
@@ -52,8 +46,7 @@ def _serve(settings: Settings) -> int:
     with listening.bind(settings.host, settings.port) as listener:
         claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        status = server.serve(settings, listener, beat=claim.close)
-    return _unless_something_hangs(status)
+        return server.serve(settings, listener, beat=claim.close)
 
 
 def work(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
@@ -62,21 +55,16 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
     def beat() -> None:
         beats[place] += 1
 
-    _begin(settings, at_once=True)
-    try:
+    def served() -> int:
         from service import metrics
         from service.process import server
 
         metrics.keep_at(place)
         with listening.join(address) as listener:
-            status = server.serve(settings, listener, beat)
-        sys.exit(_unless_something_hangs(status))
-    except (BundleError, StartError) as error:
-        logger.error("%s", error)
-        sys.exit(_unless_something_hangs(workers.CANNOT_START))
-    except Exception:
-        logger.exception(FAULT)
-        sys.exit(_unless_something_hangs(1))
+            return server.serve(settings, listener, beat)
+
+    _begin(settings, at_once=True)
+    sys.exit(_ended(served))
 
 
 def check(settings: Settings) -> int:
@@ -164,9 +152,17 @@ def _end_with_the_reader() -> None:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def _unless_something_hangs(status: int) -> int:
-    """The status again; but where a thread is still in a runtime the process ends here: an interpreter that takes itself apart
-    around it would abort."""
+def _ended(run: Callable[[], int]) -> int:
+    """The process's exit status; but where a thread is still in a runtime the process ends here: an interpreter that takes itself
+    apart around it would abort."""
+    try:
+        status = run()
+    except (BundleError, StartError) as error:
+        logger.error("%s", error)  # in the format that whoever reads the log expects
+        status = workers.CANNOT_START
+    except Exception:
+        logger.exception("a fault of the server's own")
+        status = 1
     if any(thread.daemon for thread in threading.enumerate()):
         logging.shutdown()
         os._exit(status)

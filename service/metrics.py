@@ -165,27 +165,25 @@ class Metrics:
         return generate_latest(everyone)
 
     def describe(self, net: CapsNet) -> None:
-        manifest = net.manifest
-        self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(1)
-        self.provider_info.labels(manifest.name, net.device.provider).set(1)
-        for provider, nodes in net.nodes.items():
-            self.provider_nodes.labels(manifest.name, provider).set(nodes)
-        self.fell_back.labels(manifest.name).set(net.device.fell_back)
-        self.failures.labels(manifest.name)  # from 0 on: an increase is seen between two scrapes alone
-        self.references.remember(manifest)
+        self._tell(net, served=True)
+        self.failures.labels(net.manifest.name)  # from 0 on: an increase is seen between two scrapes alone
+        self.references.remember(net.manifest)
 
     def forget(self, net: CapsNet) -> None:
         """It is not served any more. Set to 0: a label cannot be taken back from the files of several processes."""
-        manifest = net.manifest
-        self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(0)
-        self.provider_info.labels(manifest.name, net.device.provider).set(0)
-        for provider in net.nodes:
-            self.provider_nodes.labels(manifest.name, provider).set(0)
-        self.fell_back.labels(manifest.name).set(0)
+        self._tell(net, served=False)
         for graph in ("encoder", "decoder"):
-            self.queue_images.labels(manifest.name, graph).set(0)
-            self.queue_limit.labels(manifest.name, graph).set(0)
-        self.references.forget(manifest)
+            self.queue_images.labels(net.manifest.name, graph).set(0)
+            self.queue_limit.labels(net.manifest.name, graph).set(0)
+        self.references.forget(net.manifest)
+
+    def _tell(self, net: CapsNet, served: bool) -> None:
+        manifest = net.manifest
+        self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(served)
+        self.provider_info.labels(manifest.name, net.device.provider).set(served)
+        for provider, nodes in net.nodes.items():
+            self.provider_nodes.labels(manifest.name, provider).set(nodes * served)
+        self.fell_back.labels(manifest.name).set(net.device.fell_back and served)
 
 
 class ReferenceHistograms(Collector):

@@ -194,6 +194,7 @@ def test_a_model_that_does_not_run_changes_nothing(
         answer = keyed.post("/models/reload")
     assert answer.status_code == 409
     assert "tiny: expected a model that runs" in answer.json()["detail"]
+    assert samples(keyed)["capserve_model_failures_total", "tiny"] == 0  # the one that is served did not fail
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200
