@@ -29,8 +29,8 @@ LATE = "the deadline passed before pictures were decoded or drawn; ask again lat
 
 class Crew:
     def __init__(self, threads: int, most: int, max_wait: float, deadline: float) -> None:
-        """`most` jobs at once that wait or are at work: none waits longer than `max_wait` seconds, as far as one can foresee, each until
-        `deadline` seconds after its request was here."""
+        """`most` jobs at once that wait or are at work: none waits longer than `max_wait` seconds, as far as one can foresee, and
+        each until `deadline` seconds after its request was here at most."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
         self._numbers = count()  # of two that came at the same time neither errand need be the smaller

@@ -88,8 +88,8 @@ class Envelope:
             headers.append((b"connection", b"close"))
 
     def _ends_connection(self, scope: Scope, status: int) -> bool:
-        """While draining, or it would be closed under a client that must go elsewhere; and where a client waited for leave to send its
-        body, so that nobody knows whether that still comes."""
+        """While draining, or it would be closed under a client that must go elsewhere; and where a client waited for leave to
+        send its body, so that nobody knows whether that still comes."""
         return self._catalogue.draining or (status >= 400 and visits.WHOLE not in scope and _waits_for_leave(scope["headers"]))
 
     def _turned_away(self, scope: Scope) -> Response | None:
