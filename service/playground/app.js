@@ -15,7 +15,7 @@ import { SweepDialog } from "./sweep.js";
 import { acceptPictures } from "./upload.js";
 
 const LIVE = 80; // milliseconds between two questions while the pen moves
-const PATIENCE = 250; // milliseconds after which waiting is shown
+const PATIENCE = 250; // milliseconds after which waiting is shown, and the answer to another drawing goes
 const LOOK = 15000; // milliseconds between two looks what is served, if anything is
 
 const api = new Api(showCommand);
@@ -37,6 +37,8 @@ let model = null; // as GET /models/{name} tells it
 let pictures = null; // what is believed of each object of the last answer
 let keyGiven = false; // one that nothing has been answered to yet
 let keeping = 0; // the timer of another try
+let late = 0; // the timer of that
+let awaited = false; // whether it stands there that there is no answer yet
 let begun = true; // another digit than the last answer's, so its pose begins untouched
 
 // Asking
@@ -125,21 +127,35 @@ function predict(options) {
     forgive("predict");
     begun = true;
     if (!model) return;
-    answers.clear();
-    morph.offer(null);
-    pose.setObjects([]);
+    unanswered();
     return;
   }
+  if (begun) late ||= setTimeout(() => (late = 0, begun && awaitAnswer()), PATIENCE);
   start("predict", async (signal) => {
     const answer = await api.predict(await drawing.picture(), model.name, signal);
     return { answer, ...(await readPictures(answer)) };
   }, ({ answer, seen, believed }) => {
+    awaited = false;
     answers.show(answer, seen, believed);
     pictures = believed;
     pose.setObjects(answer.objects, { begun });
     offerToMorph();
     begun = false;
   }, options);
+}
+
+/** What there was to see and to turn was of another drawing. */
+function unanswered(...told) {
+  awaited = false;
+  answers.clear(...told);
+  morph.offer(null);
+  pose.setObjects([]);
+}
+
+function awaitAnswer() {
+  if (awaited || byId("answer").getAttribute("aria-busy") !== "true") return;
+  unanswered("No answer yet", "It comes as soon as the service gives it.");
+  awaited = true;
 }
 
 function drawPose(byHand) {
@@ -199,9 +215,7 @@ function tell(state, sentence) {
   }
   show();
   const away = state === "unreachable" || state === "busy";
-  if (away && byId("answer").getAttribute("aria-busy") === "true") { // what stands there is of another drawing
-    answers.clear("No answer yet", "It comes as soon as the service gives it.");
-  }
+  if (away) awaitAnswer();
   byId("unreachable").hidden = !away;
   if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page goes on by itself when it is back.");
   if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and asked about again in a moment.`);
@@ -215,9 +229,7 @@ function refuse(kind, error) {
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
     const whose = error.status < 500 ? "The service could make nothing of this picture." : "The picture may be sound; see what went wrong.";
-    answers.clear("No answer", whose);
-    morph.offer(null);
-    pose.setObjects([]);
+    unanswered("No answer", whose);
   }
   notice(kind, fault ? `A fault of this page: ${error.message}. Reload it to go on.` : error.message);
 }
@@ -258,6 +270,7 @@ drawing.addEventListener("change", ({ detail }) => {
   invite();
   byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
   begun ||= detail.begun;
+  if (detail.begun) drop("predict"); // or its answer would be taken for this one's
   forgive("remark");
   predict({ now: !detail.drawing });
   if (!detail.drawing) keep();

@@ -42,9 +42,10 @@ def test_the_reference(open_page: OpenPage, look: str) -> None:
     _assert_accessible(open_page(path="/docs", wait=False, **LOOKS[look]))
 
 
-def test_what_has_the_focus_is_in_sight(open_page: OpenPage) -> None:
+@pytest.mark.parametrize("size", [(640, 400), (320, 256), (360, 300)], ids=["a phone on its side", "400 %", "350 %"])
+def test_what_has_the_focus_is_in_sight(open_page: OpenPage, size: tuple[int, int]) -> None:
     """Where the picture of the pose stays at the top, backwards through the sliders: none is below it."""
-    page = open_page(viewport={"width": 640, "height": 400})
+    page = open_page(viewport={"width": size[0], "height": size[1]})
     draw(page, SEVEN)
     ask_for(page, "7")
     page.focus("#steps")

@@ -92,6 +92,19 @@ def test_silence_is_not_waited_for_without_end(open_page: OpenPage, server: str)
     ask_for(page, "7")
 
 
+def test_what_is_of_another_drawing_goes_where_an_answer_is_late(with_seven: Page) -> None:
+    page = with_seven
+    page.route("**/predict?*", lambda route: None, times=1)
+    page.click("#examples button:nth-child(2)")
+    expect(page.locator("#verdict")).to_have_text("No answer yet", timeout=2_000)
+    expect(page.locator("#subject")).to_contain_text("average")
+    assert page.locator("#keep-from").is_disabled()
+    page.click("#examples button:nth-child(4)")  # whose answer does not wait for that
+    ask_for(page, "3")
+    expect(page.locator("#subject")).to_have_text("This is your 3.")
+    expect(page.locator("#keep-from")).to_be_enabled()
+
+
 def test_on_a_slow_line_a_photo_has_the_time_it_takes(open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page(script=SOONER)
     asked = []
