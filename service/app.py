@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from fastapi import FastAPI
 
 from service import catalogue, openapi
+from service.brevity import Brevity
 from service.catalogue import Catalogue
 from service.crew import Crew, in_own_thread
 from service.engine import CapsNet
@@ -59,7 +60,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
     )
     siblings = siblings or Siblings()
     scrapes = Scrapes(partial(siblings.metrics, partial(in_own_thread, metrics.text)))
-    service = app.state.service = Service(settings, serving, metrics, crew, bodies, Refusals(), siblings, scrapes)
+    service = app.state.service = Service(settings, serving, metrics, crew, Brevity(), bodies, Refusals(), siblings, scrapes)
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, service=service, tracing=tracing)

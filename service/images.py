@@ -50,8 +50,10 @@ warnings.filterwarnings("ignore", module=r"PIL\.")
 MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
+MOST_PADDING = 1 << 16  # bytes before its first scan that are no segments: Pillow walks over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
-MOST_OF_RUNS = 1 << 20  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
+MOST_SCANNED = 1 << 29  # pixels in all its scans, of 25 million in twenty
+MOST_OF_RUNS = 1 << 18  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 SHORTEST = 3  # pixels of a side: the smallest digits of any typeface are 3x5
@@ -90,12 +92,17 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
     with _damage_is_the_senders(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
-        if form is JPEG and _scans(data) > MOST_SCANS:
+        scans = _scans(data) if form is JPEG else 0
+        if scans > MOST_SCANS:
             raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
         if form is PNG:
             pngfile.expect_few_chunks(data)
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
+        if scans * math.prod(picture.size) > MOST_SCANNED:
+            raise Unprocessable(
+                f"this JPEG has {scans} scans of {math.prod(picture.size):,} pixels; save it again, not progressive"
+            )
         if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
             raise Unprocessable("this BMP is of run lengths and too large to unpack soon; save it as PNG")
         if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
@@ -218,9 +225,12 @@ def _scans(data: bytes) -> int:
 
     As its decoder walks: an end before any scan ends nothing, and what has no length is passed over alone.
     """
-    count, at = 0, 0
+    count, at, padding = 0, 0, 0
     for _ in range(MOST_MARKERS):
         found = MARKER.search(data, at)
+        padding += 0 if count else (found.start() if found else len(data)) - at
+        if padding > MOST_PADDING:
+            raise Unprocessable("this JPEG has little but padding before its picture; save it again")
         if not found or count > MOST_SCANS:
             return count
         marker, at = found[1][0], found.end()

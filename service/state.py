@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from starlette.requests import Request
 
+from service.brevity import Brevity
 from service.catalogue import Catalogue
 from service.crew import Crew
 from service.metrics import Metrics
@@ -22,6 +23,7 @@ class Service:
     catalogue: Catalogue
     metrics: Metrics
     crew: Crew
+    brevity: Brevity
     bodies: Bodies
     refusals: Refusals
     siblings: Siblings

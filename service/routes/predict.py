@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from functools import partial
 from typing import Annotated, Any
 
@@ -97,11 +98,14 @@ def _admitted(service: Service, query: PredictQuery, announced: int = 0) -> Serv
 async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, line: Line) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
     most, normalise = service.settings.max_pixels, query.normalise == "auto"
-    if len(data) <= SMALL_BYTES:
+    if len(data) <= SMALL_BYTES and service.brevity.expected():
+        began = time.thread_time()
         try:
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, for the event loop
+        finally:
+            service.brevity.took(time.thread_time() - began)
     return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn), visit.complete)
 
 

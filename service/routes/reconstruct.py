@@ -28,7 +28,7 @@ from service.served import MOST_DRAWINGS, Served
 from service.state import Service
 from service.web import departure, headers
 
-SMALL_SHEET = 1 << 17  # pixels, without names: more are written by the crew
+SMALL_SHEET, FEW = 1 << 17, 256  # pixels, without names, and drawings, each of which is scaled by itself: more are the crew's
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
 SHORT = (",", ":")  # of JSON
 FRESH = 3600  # seconds that a cache need not ask about a pose
@@ -204,7 +204,7 @@ def _check_sheet(drawings: int, size: int) -> None:
 
 def _small(drawings: int, size: int, named: bool = False) -> bool:
     """Whether their sheet is written on the event loop."""
-    return not named and drawings * size * size <= SMALL_SHEET
+    return not named and drawings <= FEW and drawings * size * size <= SMALL_SHEET
 
 
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels, small: bool) -> Array:

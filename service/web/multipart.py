@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from typing import NamedTuple
 
 from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
-LARGEST_HEADS = 1 << 18  # bytes of all parts' headers, which are read in Python; a picture's are about a hundred
+LARGEST_HEADS = 1 << 18  # bytes of all parts' headers; a picture's are about a hundred
+READ = 16  # headers of a part, and parameters of a header; what comes behind them is not looked at
 FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
 PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
@@ -48,10 +50,12 @@ def _part(section: bytes, room: int) -> Part:
     if not line or padding.strip(b" \t") or not blank:
         told = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
         raise MalformedRequest(f"{told}, and CRLF at the ends of lines")
-    for header in FOLD.sub(b" ", head).split(b"\r\n"):
+    for header in FOLD.sub(b" ", head).split(b"\r\n", READ + 1)[1 : READ + 1]:
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
-            for parameter in PARAMETER.finditer(value):  # one after the other: a quoted filename may look like a name
+            for parameter in islice(
+                PARAMETER.finditer(value), READ
+            ):  # one after the other: a quoted filename may look like a name
                 if parameter[1].lower() == b"name":
                     return Part((parameter[2] or parameter[3] or b"").decode("utf-8", "replace"), content)
     raise MalformedRequest('a part of the multipart body has no name; write Content-Disposition: form-data; name="file"')

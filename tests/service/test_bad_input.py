@@ -158,13 +158,18 @@ def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: byte
 
 
 def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
-    """In Python, on the event loop: ten megabytes of them are seconds."""
-    head = b"Content-Disposition: form-data" + b";a=b" * 2_500 + b"; name=file"
+    """In Python, on the event loop: ten megabytes of them are seconds; and of what there may be few are looked at."""
+    head = b"Content-Disposition: form-data; name=file" + b";a=b" * 2_500
     body = (b"--x\r\n" + head + b"\r\n\r\nabc\r\n") * 999 + b"--x--"
     began = time.perf_counter()
     with pytest.raises(MalformedRequest, match="more than 262,144 bytes of headers"):
         multipart.parse("multipart/form-data; boundary=x", body)
     assert time.perf_counter() - began < 0.5
+    for start, more, end in ((b"", b"a:b\r\n", b'Content-Disposition: form-data; name="f"'), (head[:30], b";a=b", b"; name=f")):
+        few, many = (b"--x\r\n" + start + more * count + end + b"\r\n\r\nabc\r\n--x--" for count in (15, 16))
+        assert multipart.parse("multipart/form-data; boundary=x", few)[0].name == "f"
+        with pytest.raises(MalformedRequest, match="has no name"):
+            multipart.parse("multipart/form-data; boundary=x", many)
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
@@ -299,6 +304,11 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
         images.read(bomb, 25_000_000)
     assert time.perf_counter() - began < 0.5
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
+    large = encoded(drawn("7", 4_000), "JPEG", progressive=True)
+    last = large.rindex(b"\xff\xda")
+    with pytest.raises(Unprocessable, match=r"has \d\d scans of 16,000,000 pixels"):
+        images.read(large[:last] + large[last:-2] * 60 + large[-2:], 25_000_000)
+    assert images.read(large, 25_000_000).size == (1_000, 1_000)
 
 
 def _in_run_lengths(width: int, height: int, runs: bytes) -> bytes:
@@ -335,6 +345,16 @@ def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
     began = time.perf_counter()
     with pytest.raises(Unprocessable, match="more than 10,000 markers"):
         images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
+    assert time.perf_counter() - began < 0.5
+
+
+@pytest.mark.parametrize("padding", [b"\xff\x00", b"\xff\xff", b"ab", b"\xff\xd0"])
+def test_a_jpeg_of_nothing_but_padding_is_refused_soon(padding: bytes) -> None:
+    data = encoded(drawn("7", 100), "JPEG")
+    assert images.read(data[:20] + padding * 1_000 + data[20:], 25_000_000).size == (100, 100)
+    began = time.perf_counter()
+    with pytest.raises(Unprocessable, match="little but padding"):
+        images.read(b"\xff\xd8\xff" + padding * 5_000_000, 25_000_000)
     assert time.perf_counter() - began < 0.5
 
 

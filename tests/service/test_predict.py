@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from service import images, pose
+from service import brevity, images, pose
 from service.engine import CapsNet
 from service.routes.predict import SMALL_BYTES, SMALL_PIXELS
 from service.schemas import Prediction, Predictions
@@ -165,6 +165,26 @@ def test_the_event_loop_decodes_small_pictures_alone(
         assert client.post("/predict", files={"file": picture}).status_code == 200
     (decoded_on,) = threads
     assert decoded_on.startswith("crew-") != on_the_loop
+
+
+def test_after_a_small_picture_that_took_long_the_crew_decodes_the_next(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prepare, threads, small = images.prepare, [], encoded(drawn("7", 28))
+
+    def slow_at_first(*asked: object) -> object:
+        began = time.thread_time()
+        while not threads and time.thread_time() - began < 1.5 * brevity.LONG:
+            pass
+        threads.append(threading.current_thread().name.startswith("crew-"))
+        return prepare(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(images, "prepare", slow_at_first)
+    monkeypatch.setattr(brevity, "AVOIDED", 2)
+    monkeypatch.setattr(brevity, "LONG", 0.5)  # a slow machine's
+    with serving(settings(), nets) as client:
+        assert client.post("/predict/batch", files=[("file", small)] * 5).status_code == 200
+    assert threads == [False, True, True, False, False]
 
 
 def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Client, seven: bytes) -> None:

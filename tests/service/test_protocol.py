@@ -159,6 +159,17 @@ def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: 
         assert b"\r\nconnection: close\r\n" in answer
 
 
+def test_a_body_in_tiny_pieces_is_refused(server: Process) -> None:
+    """Each is taken up in Python: a megabyte of them is seconds."""
+    start = PREDICT.partition(b"\r\n\r\n")[0].replace(b"Content-Length", b"X-Length") + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
+    answer = said(server, start + b"1\r\na\r\n" * 5_000)
+    assert statuses(answer) == [400]
+    assert b"send it in larger ones" in answer
+    patient = start.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
+    fine = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in DIGIT)
+    assert statuses(said(server, patient + fine + b"0\r\n\r\n")) == [200]
+
+
 def test_a_length_may_begin_with_noughts(server: Process) -> None:
     """However many: Python makes no number of thousands of digits."""
     start = PREDICT.replace(b"Content-Length: ", b"Connection: close\r\nContent-Length: " + b"0" * 5_000, 1)

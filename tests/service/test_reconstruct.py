@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import base64
+import threading
 from io import BytesIO
 
 import httpx
@@ -9,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from service import pose
+from service import images, pose
 from service.crew import Crew
 from service.engine import CapsNet, perturb
 from service.errors import Busy
@@ -159,6 +160,20 @@ def test_the_largest_sweep_there_can_be_is_drawn(client: httpx.Client) -> None:
     assert picture(client.get("/reconstruct/sweep", params=query)).shape == (MOST_DIMS * 28, MOST_STEPS * 28)
 
 
+def test_a_sheet_of_many_small_drawings_is_the_crews(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+    write, by_crew = images.sheet, []
+
+    def watched(*asked: object) -> object:
+        by_crew.append(threading.current_thread().name.startswith("crew-"))
+        return write(*asked)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(images, "sheet", watched)
+    with serving(settings(), nets) as client:
+        for steps in (3, 41):
+            picture(client.get(f"/reconstruct/sweep?label=7&size=8&names=false&steps={steps}" + "&dim=1" * 7))
+    assert by_crew == [False, True]
+
+
 def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("service.routes.reconstruct.LARGEST_SHEET", 10 * 100 * 100)
     assert client.get("/reconstruct?size=100").status_code == 200
@@ -245,6 +260,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct?pose=!!!", "not base64url"),
         ("/reconstruct?pose=abcd", "checksum"),
         ("/reconstruct?dimm=1&delt=1", "the query takes no dimm, delt, but model, pose, label"),
+        ("/reconstruct?" + "&dim=1" * 1_000, "more than 1,000 query parameters"),
         ("/reconstruct?size=28&size=56", "'size' is in the query more than once; give it once"),
         ("/reconstruct/sweep?label=1&label=1", "'label' is in the query more than once"),
         ("/reconstruct/sweep", "one pose"),
