@@ -100,6 +100,7 @@ function forget(name) {
 
 function setModel(chosen) {
   drop("predict", "pose", "morph");
+  const replaced = model?.name === chosen.name;
   model = chosen;
   byId("refused").hidden = true;
   byId("model").value = model.name;
@@ -113,6 +114,7 @@ function setModel(chosen) {
   pose.setModel(model);
   examples.show(model);
   predict({ now: true });
+  if (replaced) remark(`${model.name} was replaced by a new version: sliders and what was kept begin anew.`);
 }
 
 /** Nobody wants the answer any more. */
@@ -224,7 +226,10 @@ function tell(state, sentence) {
 function refuse(kind, error) {
   const fault = !(error instanceof Refused);
   if (fault) console.error(error);
-  if (error.status === 401) return askForKey();
+  if (error.status === 401) {
+    if (kind === "predict") unanswered("No answer yet", "It comes when the key is given.");
+    return askForKey();
+  }
   if (kind !== "models") askModels(); // the model may have been replaced, and its poses or its name refused for that
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
@@ -264,6 +269,7 @@ function askForKey() {
 // Listening
 
 drawing.addEventListener("change", ({ detail }) => {
+  forgetPicture();
   enable(byId("undo"), drawing.undoable, byId("file"));
   enable(byId("clear"), !drawing.empty, byId(drawing.undoable ? "undo" : "file"));
   byId("invitation").hidden = !drawing.empty && !drawing.hidden;
@@ -275,7 +281,7 @@ drawing.addEventListener("change", ({ detail }) => {
   predict({ now: !detail.drawing });
   if (!detail.drawing) keep();
 });
-acceptPictures({
+const forgetPicture = acceptPictures({
   input: byId("file"),
   slate: byId("slate"),
   take: (...picture) => drawing.put(...picture),

@@ -1,5 +1,6 @@
 /** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name, file)`; image is null where the browser cannot show
- *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`. */
+ *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`.
+ *  Returns what to call where something newer than a picture that is still being read has taken its place. */
 
 import { blobOf, sheetOf } from "./dom.js";
 
@@ -7,6 +8,7 @@ const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the n
 const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
 const [MOST_PIXELS, LONGEST] = [25_000_000, 20_000]; // the same of a picture's area, and of its sides
 const SIDE = 1600;
+const SLOW = 250; // milliseconds after which it is said that a picture is being read
 const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
 
 export function acceptPictures({ input, slate, take, remark }) {
@@ -17,13 +19,16 @@ export function acceptPictures({ input, slate, take, remark }) {
     if (!file) return;
     const [count, name] = [files.length, file.name || "picture.png"];
     newest = file;
+    const slow = setTimeout(() => newest === file && remark(`Reading ${name} …`), SLOW);
     try {
       const { image, blob, as } = await prepared(file);
       if (newest !== file) return;
       take(image, blob, name, saved(name, as, pasted));
       if (count > 1) remark(`Of these ${count} files the first is on the slate, ${name}: it holds one at a time.`);
     } catch {
-      remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
+      if (newest === file) remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
+    } finally {
+      clearTimeout(slow);
     }
   }
 
@@ -50,6 +55,7 @@ export function acceptPictures({ input, slate, take, remark }) {
     event.preventDefault();
     offer(event.dataTransfer.files);
   });
+  return () => (newest = null);
 }
 
 /** The file that a command is to name, and what the user has to do before there is one. */

@@ -67,7 +67,7 @@ def test_a_model_that_was_replaced_is_taken_up_when_its_old_poses_are_refused(wi
     with page.expect_request("**/predict?*"):
         page.fill("#dim-0", "0.1")
     ask_for(page, "7")
-    expect(page.locator("#refused")).to_be_hidden()
+    expect(page.locator("#refusal")).to_contain_text("was replaced by a new version")
     assert said(page, ".slider:has(#dim-0) .figure") == "0.00"
 
 
@@ -185,6 +185,8 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
         draw(page, ONE)
     page.wait_for_timeout(100)
     expect(page.locator("#key label")).to_have_text("This service asks for its key")
+    assert said(page, "#verdict") == "No answer yet"
+    assert page.locator("#keep-from").is_disabled()
     page.route("**/models", lambda route: route.fulfill(status=401, json={"detail": "a key is wanted"}))
     page.fill("#key-field", "wrong")
     page.keyboard.press("Enter")

@@ -209,3 +209,18 @@ def test_what_is_no_picture_is_said_in_plain_words(page: Page, tmp_path: Path) -
     expect(page.locator("#refused")).to_be_hidden()
     draw(page, SEVEN)
     ask_for(page, "7")
+
+
+def test_whoever_draws_meanwhile_does_not_want_a_picture_any_more(open_page: OpenPage, tmp_path: Path) -> None:
+    slowly = "{ const make = createImageBitmap; window.createImageBitmap = async (...what) => "
+    page = open_page(script=slowly + "(await new Promise((resolve) => setTimeout(resolve, 1000)), make(...what)); }")
+    photo = tmp_path / "seven.png"
+    photo.write_bytes(encoded(drawn("7")))
+    page.set_input_files("#file", photo)
+    expect(page.locator("#refused")).to_contain_text("Reading seven.png")
+    draw(page, ONE)
+    ask_for(page, "1")
+    assert page.locator("#refused").is_hidden()
+    page.wait_for_timeout(1_200)
+    assert page.locator("#drawing").get_attribute("aria-label") == "Your drawing: 1 stroke"
+    assert said(page, "#verdict") == "This is a 1"
