@@ -44,7 +44,9 @@ class Tracing:
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
 
-    def visited(self, name: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float) -> None:
+    def visited(
+        self, method: str, route: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float
+    ) -> None:
         """Tells of a request that is over, and took that long."""
         carried = {
             key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in (b"traceparent", b"tracestate")
@@ -52,10 +54,15 @@ class Tracing:
         end = time.time_ns()
         begin = end - round(seconds * NANOSECONDS)
         span = self._tracer.start_span(
-            name,
+            f"{method} {route}",
             context=self._propagator.extract(carried),
             kind=SpanKind.SERVER,
-            attributes={"http.response.status_code": status, "capserve.request_id": visit.id},
+            attributes={
+                "http.request.method": method,
+                "http.route": route,
+                "http.response.status_code": status,
+                "capserve.request_id": visit.id,
+            },
             start_time=begin,
         )
         inside = set_span_in_context(span)

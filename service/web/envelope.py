@@ -131,7 +131,7 @@ class Envelope:
         if status == CLIENT_LEFT:
             self._metrics.left()
         if self._tracing is not None:
-            self._tracing.visited(f"{method} {route}", scope["headers"], visit, status, seconds)
+            self._tracing.visited(method, route, scope["headers"], visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}

@@ -65,6 +65,8 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     spans = [span for each in requests for part in each.resource_spans for scope in part.scope_spans for span in scope.spans]
     (whole,) = [span for span in spans if span.name == "POST /predict"]
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
+    told = {each.key: each.value.string_value for each in whole.attributes}
+    assert (told["http.request.method"], told["http.route"]) == ("POST", "/predict")
     stages = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
     assert list(stages) == ["decode", "queue", "encode", "reconstruct"]
     for span in stages.values():
