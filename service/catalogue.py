@@ -192,9 +192,11 @@ class Catalogue:
 
     async def _taken_up_in_time(self) -> dict[str, Change]:
         try:
-            async with asyncio.timeout(LONGEST_RELOAD):
+            async with asyncio.timeout(LONGEST_RELOAD) as limit:
                 return await self._taken_up()
         except TimeoutError:
+            if not limit.expired():
+                raise
             raise BundleError(
                 f"{self._settings.models}: expected models that are loaded and warm within {LONGEST_RELOAD:g} s, found one that "
                 "hangs; its thread still does, so restart the process where that happens again"

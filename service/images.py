@@ -52,7 +52,7 @@ LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0x
 MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
 MOST_PADDING = 1 << 16  # bytes before its first scan that are no segments: Pillow walks over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
-MOST_SCANNED = 1 << 29  # pixels in all its scans, of 25 million in twenty
+MOST_SCANNED, AS_OFTEN = 1 << 29, 20  # pixels in all its scans, or so many scans of the most pixels that are read
 MOST_OF_RUNS = 1 << 18  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
 
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
@@ -99,7 +99,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             pngfile.expect_few_chunks(data)
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
-        if scans * math.prod(picture.size) > MOST_SCANNED:
+        if scans * math.prod(picture.size) > max(MOST_SCANNED, AS_OFTEN * max_pixels):
             raise Unprocessable(
                 f"this JPEG has {scans} scans of {math.prod(picture.size):,} pixels; save it again, not progressive"
             )

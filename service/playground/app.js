@@ -106,6 +106,7 @@ function setModel(chosen) {
   byId("model").value = model.name;
   byId("model").title = `${model.variant} on ${model.provider}, version ${model.version}`;
   begun = true;
+  awaited = false;
   answers.setModel(model);
   const [, height, width] = model.image_shape;
   drawing.aspect = width / height;
@@ -119,6 +120,7 @@ function setModel(chosen) {
 
 /** Nobody wants the answer any more. */
 function drop(...kinds) {
+  if (kinds.includes("predict")) stopWaiting();
   for (const kind of kinds) work[kind].drop();
   byId("answer").setAttribute("aria-busy", false);
 }
@@ -137,6 +139,7 @@ function predict(options) {
     const answer = await api.predict(await drawing.picture(), model.name, signal);
     return { answer, ...(await readPictures(answer)) };
   }, ({ answer, seen, believed }) => {
+    stopWaiting();
     awaited = false;
     answers.show(answer, seen, believed);
     pictures = believed;
@@ -152,6 +155,11 @@ function unanswered(...told) {
   answers.clear(...told);
   morph.offer(null);
   pose.setObjects([]);
+}
+
+function stopWaiting() {
+  clearTimeout(late);
+  late = 0;
 }
 
 function awaitAnswer() {

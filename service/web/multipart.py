@@ -9,7 +9,7 @@ from typing import NamedTuple
 from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
-LARGEST_HEADS = 1 << 18  # bytes of all parts' headers; a picture's are about a hundred
+LONG_HEAD = 512  # bytes of a part's headers, in the mean of as many parts as there may be; a picture's are about a hundred
 READ = 16  # headers of a part, and parameters of a header; what comes behind them is not looked at
 FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
 PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
@@ -32,7 +32,7 @@ def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
     if len(sections) > most + 2:
         raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
     parts: list[Part] = []
-    room = LARGEST_HEADS
+    room = LONG_HEAD * most
     for section in sections[1:]:
         if section.startswith(b"--"):
             return parts
@@ -46,7 +46,7 @@ def _part(section: bytes, room: int) -> Part:
     padding, line, rest = section.partition(b"\r\n")
     head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
     if len(head) > room:
-        raise MalformedRequest(f"the parts of the multipart body have more than {LARGEST_HEADS:,} bytes of headers; send fewer")
+        raise MalformedRequest("the parts of the multipart body have too many bytes of headers; give pictures shorter names")
     if not line or padding.strip(b" \t") or not blank:
         told = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
         raise MalformedRequest(f"{told}, and CRLF at the ends of lines")

@@ -34,7 +34,6 @@ AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connect
 NO_PATH = re.compile(rb"\A(https?://[^/?#]+)([?#].*)?\Z", re.IGNORECASE | re.DOTALL)  # means the path /, RFC 9112 3.2.2
 HANDSHAKE = b"\x16"  # with which TLS begins
 HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
-MANY_PIECES, TINY = 1 << 12, 16  # of a body, each of which is taken up in Python; and bytes that they hold at least in the mean
 LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
 
 
@@ -49,7 +48,6 @@ class Protocol(HttpToolsProtocol):
         self._patience, self._count, self._bodies = patience, count, bodies
         self._head = 0  # bytes since a head was complete, or a part of a body was there
         self._in_head = self._in_body = False
-        self._pieces = self._bytes = 0  # of a body
         self._timer: TimerHandle | None = None
         self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
         self._kept = 0  # bytes of that answer
@@ -169,7 +167,6 @@ class Protocol(HttpToolsProtocol):
         if self.parser.get_http_version() == "1.0":  # which knows no 100 Continue, RFC 9110 10.1.1
             self.expect_100_continue = False
         self._in_head, self._in_body, self._head = False, True, 0
-        self._pieces = self._bytes = 0
         self._forget_timer()
         self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
         super().on_headers_complete()
@@ -181,12 +178,6 @@ class Protocol(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._head = 0
-        self._pieces += 1
-        self._bytes += len(body)
-        if self._pieces > MANY_PIECES and self._bytes < self._pieces * TINY:
-            raise MalformedRequest(
-                f"the body comes in more than {MANY_PIECES:,} pieces of less than {TINY} bytes; send it in larger ones"
-            )
         super().on_body(body)
 
     def on_message_complete(self) -> None:
@@ -274,6 +265,8 @@ class Protocol(HttpToolsProtocol):
     def _refuse(self, error: ServiceError) -> None:
         """Nothing more is read. What was asked before is answered; then the connection closes."""
         cycle = self.cycle
+        if cycle is not None and cycle.response_complete and self._in_body:  # it is the rest of one that has its answer
+            return self._close_courteously()
         idle = cycle is None or cycle.response_complete
         in_body = not idle and cycle.more_body and not cycle.response_started
         visit = self._visit(in_body)

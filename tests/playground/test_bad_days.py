@@ -105,6 +105,23 @@ def test_what_is_of_another_drawing_goes_where_an_answer_is_late(with_seven: Pag
     expect(page.locator("#keep-from")).to_be_enabled()
 
 
+def test_an_answer_that_is_not_late_replaces_the_one_before_at_once(open_page: OpenPage) -> None:
+    """Late is 1.5 seconds here, and each takes one."""
+    page = open_page(
+        script="{ const later = setTimeout; window.setTimeout = (what, time) => later(what, time === 250 ? 1500 : time); }"
+    )
+    page.route("**/predict?*", lambda route: (page.wait_for_timeout(1_000), route.continue_()))
+    page.evaluate("""() => {
+        window.said = [];
+        const verdict = document.querySelector("#verdict");
+        new MutationObserver(() => window.said.push(verdict.textContent)).observe(verdict, { childList: true });
+    }""")
+    for label in ("1", "3"):
+        page.click(f"#examples button:nth-child({int(label) + 1})")
+        ask_for(page, label)
+    assert page.evaluate("window.said") == ["This is a 1", "This is a 3"]
+
+
 def test_on_a_slow_line_a_photo_has_the_time_it_takes(open_page: OpenPage, tmp_path: Path) -> None:
     page = open_page(script=SOONER)
     asked = []

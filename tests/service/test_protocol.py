@@ -159,15 +159,21 @@ def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: 
         assert b"\r\nconnection: close\r\n" in answer
 
 
-def test_a_body_in_tiny_pieces_is_refused(server: Process) -> None:
-    """Each is taken up in Python: a megabyte of them is seconds."""
-    start = PREDICT.partition(b"\r\n\r\n")[0].replace(b"Content-Length", b"X-Length") + b"\r\nTransfer-Encoding: chunked\r\n\r\n"
-    answer = said(server, start + b"1\r\na\r\n" * 5_000)
-    assert statuses(answer) == [400]
-    assert b"send it in larger ones" in answer
-    patient = start.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
-    fine = b"".join(b"%x\r\n%c\r\n" % (1, byte) for byte in DIGIT)
-    assert statuses(said(server, patient + fine + b"0\r\n\r\n")) == [200]
+def test_a_body_in_tiny_pieces_is_read(server: Process) -> None:
+    """As a writer of JSON sends it that streams, number by number."""
+    start = request("/v2/models/tiny/infer", b"", "application/json").replace(
+        b"Content-Length: 0", b"Connection: close\r\nTransfer-Encoding: chunked"
+    )
+    tensor = {"name": "images", "shape": [8, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 8 * 784}
+    pieces = [piece.encode() for piece in json.JSONEncoder().iterencode({"inputs": [tensor]})]
+    assert len(pieces) > 6_000
+    told = said(server, start, *[b"".join(b"%x\r\n%b\r\n" % (len(piece), piece) for piece in pieces) + b"0\r\n\r\n"])
+    assert statuses(told) == [200]
+
+
+def test_what_is_wrong_with_the_rest_of_a_body_is_no_second_answer(server: Process) -> None:
+    start = request("/predict?model=none", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
+    assert statuses(said(server, start, b"no length\r\n", pause=0.2)) == [404]
 
 
 def test_a_length_may_begin_with_noughts(server: Process) -> None:
