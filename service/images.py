@@ -99,7 +99,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             pngfile.expect_few_chunks(data)
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
-        if scans * math.prod(picture.size) > max(MOST_SCANNED, AS_OFTEN * max_pixels):
+        if scans and scans * math.prod(picture.size) > max(MOST_SCANNED, AS_OFTEN * max_pixels):
             raise Unprocessable(
                 f"this JPEG has {scans} scans of {math.prod(picture.size):,} pixels; save it again, not progressive"
             )

@@ -53,9 +53,8 @@ def _part(section: bytes, room: int) -> Part:
     for header in FOLD.sub(b" ", head).split(b"\r\n", READ + 1)[1 : READ + 1]:
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
-            for parameter in islice(
-                PARAMETER.finditer(value), READ
-            ):  # one after the other: a quoted filename may look like a name
+            # One after the other: a quoted filename may look like a name.
+            for parameter in islice(PARAMETER.finditer(value), READ):
                 if parameter[1].lower() == b"name":
                     return Part((parameter[2] or parameter[3] or b"").decode("utf-8", "replace"), content)
     raise MalformedRequest('a part of the multipart body has no name; write Content-Disposition: form-data; name="file"')
