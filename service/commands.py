@@ -160,7 +160,7 @@ def _ended(run: Callable[[], int]) -> int:
     except (BundleError, StartError) as error:
         logger.error("%s", error)  # in the format that whoever reads the log expects
         status = workers.CANNOT_START
-    except Exception:
+    except Exception:  # whatever it is: in the format of the log, and not on standard error
         logger.exception("a fault of the server's own")
         status = 1
     if any(thread.daemon for thread in threading.enumerate()):

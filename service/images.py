@@ -92,17 +92,13 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
     with _damage_is_the_senders(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
-        scans = _scans(data) if form is JPEG else 0
-        if scans > MOST_SCANS:
-            raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
         if form is PNG:
             pngfile.expect_few_chunks(data)
+        scans = _scans(data) if form is JPEG else 0
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
-        if scans and scans * math.prod(picture.size) > max(MOST_SCANNED, AS_OFTEN * max_pixels):
-            raise Unprocessable(
-                f"this JPEG has {scans} scans of {math.prod(picture.size):,} pixels; save it again, not progressive"
-            )
+        if form is JPEG:
+            _refuse_many_scans(scans, math.prod(picture.size), max_pixels)
         if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
             raise Unprocessable("this BMP is of run lengths and too large to unpack soon; save it as PNG")
         if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
@@ -240,6 +236,13 @@ def _scans(data: bytes) -> int:
         if marker >= LOWEST_WITH_LENGTH and marker not in (START_OF_IMAGE, END_OF_IMAGE):
             at += int.from_bytes(data[at : at + 2])
     raise Unprocessable(f"this JPEG has more than {MOST_MARKERS:,} markers, and no camera writes so many; save it again, as PNG")
+
+
+def _refuse_many_scans(scans: int, pixels: int, max_pixels: int) -> None:
+    if scans > MOST_SCANS:
+        raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
+    if scans * pixels > max(MOST_SCANNED, AS_OFTEN * max_pixels):
+        raise Unprocessable(f"this JPEG has {scans} scans of {pixels:,} pixels; save it again, not progressive")
 
 
 def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:

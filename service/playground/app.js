@@ -4,7 +4,7 @@ import { AnswerView, invitation, readPictures } from "./answer.js";
 import { Api, Refused } from "./api.js";
 import { copyCommand, showCommand } from "./command.js";
 import { Connection } from "./connection.js";
-import { byId, enable, element, say } from "./dom.js";
+import { PATIENCE, byId, enable, element, say } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { Examples } from "./examples.js";
 import { Latest } from "./latest.js";
@@ -15,7 +15,6 @@ import { SweepDialog } from "./sweep.js";
 import { acceptPictures } from "./upload.js";
 
 const LIVE = 80; // milliseconds between two questions while the pen moves
-const PATIENCE = 250; // milliseconds after which waiting is shown, and the answer to another drawing goes
 const LOOK = 15000; // milliseconds between two looks what is served, if anything is
 
 const api = new Api(showCommand);
@@ -37,7 +36,7 @@ let model = null; // as GET /models/{name} tells it
 let pictures = null; // what is believed of each object of the last answer
 let keyGiven = false; // one that nothing has been answered to yet
 let keeping = 0; // the timer of another try
-let late = 0; // the timer of that
+let late = 0; // the timer after which the answer to another drawing goes
 let awaited = false; // whether it stands there that there is no answer yet
 let begun = true; // another digit than the last answer's, so its pose begins untouched
 

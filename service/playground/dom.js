@@ -1,5 +1,7 @@
 /** The few words that the other modules need to speak to the page. */
 
+export const PATIENCE = 250; // milliseconds after which waiting is shown
+
 export const byId = (id) => document.getElementById(id);
 
 /** element("li", { class: "bar" }, "text", child) */

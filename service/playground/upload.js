@@ -2,13 +2,12 @@
  *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`.
  *  Returns what to call where something newer than a picture that is still being read has taken its place. */
 
-import { blobOf, sheetOf } from "./dom.js";
+import { PATIENCE, blobOf, sheetOf } from "./dom.js";
 
 const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
 const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
 const [MOST_PIXELS, LONGEST] = [25_000_000, 20_000]; // the same of a picture's area, and of its sides
 const SIDE = 1600;
-const SLOW = 250; // milliseconds after which it is said that a picture is being read
 const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
 
 export function acceptPictures({ input, slate, take, remark }) {
@@ -19,7 +18,7 @@ export function acceptPictures({ input, slate, take, remark }) {
     if (!file) return;
     const [count, name] = [files.length, file.name || "picture.png"];
     newest = file;
-    const slow = setTimeout(() => newest === file && remark(`Reading ${name} …`), SLOW);
+    const slow = setTimeout(() => newest === file && remark(`Reading ${name} …`), PATIENCE);
     try {
       const { image, blob, as } = await prepared(file);
       if (newest !== file) return;

@@ -27,11 +27,12 @@ def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven
     answers = [
         client.post("/predict", files={"file": seven}),
         client.post("/predict", content=seven, headers={"Content-Type": "image/png"}),
+        client.post("/predict", content=seven, headers={"Content-Type": "binary/octet-stream"}),
         client.post("/predict", json={"image": text}),
         client.post("/predict", json={"image": f"data:image/png;base64,{text}"}),
     ]
-    assert [answer.status_code for answer in answers] == [200] * 4
-    assert [answer.json()["label"] for answer in answers] == ["7"] * 4
+    assert {answer.status_code for answer in answers} == {200}
+    assert {answer.json()["label"] for answer in answers} == {"7"}
     assert len({answer.text for answer in answers}) == 1
     Prediction.model_validate(answers[0].json())
 
