@@ -2,6 +2,7 @@
 
 PYTHON ?= python3
 BIN := .venv/bin
+unexport PYTHONDONTWRITEBYTECODE  # the tests start hundreds of processes, each of which would compile service/ anew
 # The two runtimes exclude each other: onnxruntime-gpu where an NVIDIA driver answers, onnxruntime elsewhere.
 RUNTIME := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
