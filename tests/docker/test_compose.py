@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from service.catalogue import LONGEST_RELOAD
 from service.process.workers import MARGIN
 from service.settings import Settings
 
@@ -86,6 +87,12 @@ def test_bodies_cannot_fill_the_proxys_memory() -> None:
     (many,) = re.findall(r"limit_conn large_bodies (\d+);", (ROOT / "docker/nginx/nginx.conf").read_text())
     (most,) = re.findall(r"limit_conn requests (\d+);", (ROOT / "docker/nginx/nginx.conf").read_text())
     assert int(many) * (int(largest) << 20) + int(most) * 100_000 < 0.9 * room  # one address leaves some for others
+
+
+def test_the_proxy_waits_longer_than_a_replica_works() -> None:
+    reload, others = map(int, re.findall(r"proxy_read_timeout (\d+)s;", (ROOT / "docker/nginx/nginx.conf").read_text()))
+    assert reload > LONGEST_RELOAD
+    assert others > Settings.model_fields["deadline"].default
 
 
 @pytest.mark.parametrize("files", [PLAIN, CPU, REPLICAS], ids=["gpu", "cpu", "replicas"])
