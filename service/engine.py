@@ -101,9 +101,10 @@ class CapsNet:
 def expect_numbers(model: str, what: str, *made: Array) -> None:
     """Of each of n pictures or poses. A network that divides by nought does so for single ones, and JSON has no NaN."""
     for values in made:
+        if np.isfinite(values).all():  # as nearly always
+            continue
         strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        if len(strange):
-            raise Unprocessable(f"model {model} makes no numbers of {what} {strange[0]}: ask another, and train this anew")
+        raise Unprocessable(f"model {model} makes no numbers of {what} {strange[0]}: ask another, and train this anew")
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:

@@ -91,8 +91,9 @@ def _as_trained(image: Array, objects: int) -> bool:
         return False
     if objects > 1:
         return True
-    down, across = image.sum(axis=1), image.sum(axis=0)
-    rows, columns = np.flatnonzero(down), np.flatnonzero(across)
+    # dot and nonzero take half of what sum and flatnonzero do, and this looks at every picture of the hottest path.
+    down, across = image.dot(np.ones(width, np.float32)), image.T.dot(np.ones(height, np.float32))
+    (rows,), (columns,) = down.nonzero(), across.nonzero()
     scale = min(height, width) / FRAME[1]
     if abs(1 + int(max(rows[-1] - rows[0], columns[-1] - columns[0])) - BOX[1] * scale) > max(1, scale):
         return False
@@ -101,7 +102,7 @@ def _as_trained(image: Array, objects: int) -> bool:
 
 def _middle(mass: Array) -> float:
     """Its centre as index of a pixel: a frame of 28 has its middle at 14, as the training set's authors counted."""
-    return float(mass @ np.arange(len(mass), dtype=np.float32)) / float(mass.sum())
+    return float(mass.dot(np.arange(len(mass), dtype=np.float32))) / float(mass.sum())
 
 
 def _mended(ink: Array, objects: int, scale: float) -> Array:
