@@ -2,6 +2,8 @@
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
+from starlette.routing import Match
 
 from service.web.shortcut import Shortcut
 from tests.service.conftest import serving, settings
@@ -50,3 +52,15 @@ def test_both_ways_count_the_same_route(client: httpx.Client, slow_way: httpx.Cl
     for each in (client, slow_way):
         each.get("/reconstruct?label=7")
         assert 'capserve_requests_total{route="/reconstruct",status="200"}' in each.get("/metrics").text
+
+
+@pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("POST", "/predict/batch"), ("GET", "/reconstruct?label=7")])
+def test_by_the_shortcut_no_route_is_searched(
+    method: str, path: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    searched: list[object] = []
+    monkeypatch.setattr(APIRoute, "matches", lambda self, scope: searched.append(self) or (Match.NONE, {}))
+    client.request(method, path)
+    assert not searched
+    client.get("/models")
+    assert searched
