@@ -127,9 +127,8 @@ def find() -> None:
             f"onnxruntime {ort.__version__} has no {CUDA}: this is the CPU package. `pip uninstall onnxruntime`, "
             "then `pip install '.[gpu]'` in the checkout, or set CAPSERVE_DEVICE=cpu"
         )
-    if hasattr(ort, "preload_dlls"):
-        with redirect_stdout(sys.stderr):  # where it says what it did not find
-            ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
+    with redirect_stdout(sys.stderr):  # where it says what it did not find
+        ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
 
 
 def driver() -> bool:

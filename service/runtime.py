@@ -53,8 +53,6 @@ def check(session: Any, spec: GraphSpec, manifest: Manifest, path: Path) -> None
 
 
 def nodes(session: Any) -> Mapping[str, int]:
-    if not hasattr(session, "get_provider_graph_assignment_info"):  # before 1.24
-        return {}
     counts: Counter[str] = Counter()
     for part in session.get_provider_graph_assignment_info():
         counts[part.ep_name] += len(part.get_nodes())

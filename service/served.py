@@ -155,7 +155,10 @@ class Served:
         lengths, capsules = self.net.classify(images)
         encoded = time.perf_counter()
         perception = self.net.believe(images, lengths, capsules, drawn)
-        return perception, {"encode": encoded - started, "reconstruct": time.perf_counter() - encoded}
+        ended = time.perf_counter()
+        if not drawn.any():
+            return perception, {"encode": ended - started}
+        return perception, {"encode": encoded - started, "reconstruct": ended - encoded}
 
     def _drawn(self, poses: Array, classes: Labels) -> tuple[tuple[Array], Stages]:
         started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,12 @@ LIMITS = {
     ],
     "docker/nginx/nginx.conf": ["10 seconds pass between two parts, and an address have 20 large bodies and 1,000 requests"],
 }
+
+
+def test_every_file_it_names_is_there() -> None:
+    named = re.findall(r"`((?:service|docker|training|tests)/[\w./-]+|docker-compose.yml)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("file", LIMITS)

@@ -24,6 +24,7 @@ from training.errors import DataError, chosen
 from training.sources import FILES, PARTS, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
 
 LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
+FAINT = 25  # of 255: what a JPEG or a scanner leaves around ink is no part of it
 BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
 NAMES = "classes.txt"  # beside the files of a folder
@@ -110,7 +111,7 @@ class DataSet:
         images = self.train.sample(LOOKED_AT).images
         if images.shape[1] != 1:
             return False
-        ink, scale = images[:, 0] > 0, min(images.shape[2:]) / FRAME[1]
+        ink, scale = images[:, 0] > FAINT, min(images.shape[2:]) / FRAME[1]
         longer = torch.maximum(_extent(ink.any(dim=2)), _extent(ink.any(dim=1)))
         return bool(((longer - BOX[1] * scale).abs() <= max(scale, 1) / 2).float().mean() > BOXED_SHARE)
 

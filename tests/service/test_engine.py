@@ -375,7 +375,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
 
     monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
     monkeypatch.setattr(ort, "InferenceSession", Opened)
-    monkeypatch.setattr(ort, "preload_dlls", lambda: None, raising=False)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None)
     sessions.device("cuda", threads=5, cuda_memory=3, cuda_graphs=graphs, probe=TINY / "encoder.onnx")
     ((options, ((provider, settings),)),) = asked  # type: ignore[misc]
     assert provider == runtime.CUDA

@@ -103,8 +103,10 @@ def test_a_drawing_nobody_asked_for_is_not_drawn(net: CapsNet, images):
         for output, expected in {"lengths": [], "reconstructions": [1]}.items():
             decoder.drawn.clear()  # warming up draws, too
             value = {"inputs": [json_tensor(images[:1])], "outputs": [{"name": output}]}
-            assert client.post("/v2/models/tiny/infer", json=value).status_code == 200
+            answer = client.post("/v2/models/tiny/infer", json=value)
+            assert answer.status_code == 200
             assert decoder.drawn == expected
+            assert ("reconstruct" in answer.headers["Server-Timing"]) == bool(expected)
 
 
 def test_a_version_is_named_back(v2, images, net: CapsNet):

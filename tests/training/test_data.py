@@ -273,8 +273,10 @@ def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet,
     assert boxed.boxed
     assert not data.boxed  # letters of many sizes
     few = boxed.train.images.clone()
-    few[:60, :, 0, 0] = 1  # in three of twenty pictures
+    few[:60, :, 0, 0] = 255  # in three of twenty pictures
     assert not replace(data, train=replace(data.train, images=few)).boxed
+    noisy = boxed.train.images + torch.randint_like(few, 20) * (boxed.train.images == 0)  # as a JPEG's, or a scanner's
+    assert replace(data, train=replace(data.train, images=noisy)).boxed
     larger = boxed.train.images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
     assert replace(data, train=replace(data.train, images=larger)).boxed
     padded = torch.nn.functional.pad(boxed.train.images, (2, 2, 2, 2))  # to 32x32, as for LeNet: 20 of 32 is another box
