@@ -24,6 +24,11 @@ class ServiceError(Exception):
         super().__init__(detail)
         self.detail = detail
 
+    @property
+    def why(self) -> str:
+        """For the log, which may not hold what `detail` quotes."""
+        return self.title
+
 
 class MalformedRequest(ServiceError):
     status, title = 400, "malformed request"
@@ -92,6 +97,10 @@ class TurnedAway(ServiceError):
         """`reason` is the metrics' word for it."""
         super().__init__(detail)
         self.reason = reason
+
+    @property
+    def why(self) -> str:
+        return f"{self.title}, {self.reason}"
 
 
 class Busy(TurnedAway):

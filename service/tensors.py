@@ -25,7 +25,10 @@ from service.manifest import Manifest
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
 SIZED = "; as many bytes as the header Inference-Header-Content-Length says"
-BINARY = "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is"
+BINARY = (
+    "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is, "
+    "and a picture's file goes to POST /predict"
+)
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
 MOST_AXES = 8
@@ -178,7 +181,8 @@ def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announce
 def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
     _know(tensor.name, tensor.parameters, "binary_data_size")
     if tensor.datatype != FLOAT:
-        raise MalformedRequest(f"{port.name}: expected datatype {FLOAT}, found {tensor.datatype[:20]}")
+        advice = "; a picture's file goes to POST /predict" if tensor.datatype == "BYTES" else ""
+        raise MalformedRequest(f"{port.name}: expected datatype {FLOAT}, found {tensor.datatype[:20]}{advice}")
     if not port.admits(tensor.shape):
         raise MalformedRequest(f"{port.name}: expected shape {list(port.shape)}, found {tensor.shape}")
     if (raw is None) == (tensor.data is None):
@@ -190,7 +194,9 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
         return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may lie unaligned
     shape, values = _numbers(tensor.name, tensor.data or [])
     if shape not in ([count], tensor.shape):
-        raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count} values, found data nested as {shape[:MOST_AXES]}")
+        raise MalformedRequest(
+            f"{port.name}: shape {tensor.shape} is {count} values; expected data flat or nested so, found {shape[:MOST_AXES]}"
+        )
     return values.reshape(tensor.shape)
 
 

@@ -20,7 +20,7 @@ try:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
-    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace import SpanKind, Status, StatusCode, format_trace_id, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     from opentelemetry.util.re import parse_env_headers
 except ModuleNotFoundError as error:
@@ -46,8 +46,8 @@ class Tracing:
 
     def visited(
         self, method: str, route: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float
-    ) -> None:
-        """Tells of a request that is over, and took that long."""
+    ) -> str:
+        """Tells of a request that is over, and took that long; gives its trace's name."""
         carried = {
             key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in (b"traceparent", b"tracestate")
         }
@@ -74,6 +74,7 @@ class Tracing:
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
         span.end(end)
+        return format_trace_id(span.get_span_context().trace_id)
 
     def close(self) -> None:
         """Sends what is left, if the collector takes it in time."""

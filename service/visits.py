@@ -38,6 +38,7 @@ class Visit:
     stages: Stages = field(default_factory=dict)
     holds: int = 0  # bytes of its body
     provider: str = ""  # of ONNX Runtime, that ran a model for it
+    refusal: str = ""  # why it was not answered as asked
 
     @contextmanager
     def stage(self, name: Stage) -> Iterator[None]:

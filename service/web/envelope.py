@@ -68,7 +68,7 @@ class Envelope:
         except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
-                await self._refusal(ended)(scope, receive, stamped)
+                await self._refusal(ended, visit)(scope, receive, stamped)
         except Exception:
             logger.exception("a fault of the server's own")
             if status:
@@ -98,24 +98,27 @@ class Envelope:
         if scope["path"] in OPEN_PATHS:
             return None
         if not self._knows_key(scope["headers"]):
-            return self._key_wanted(scope["headers"])
+            return self._key_wanted(scope)
         if inference_protocol.asks_whether_ready(scope["path"]):
             return None
+        visit = visits.of(scope)
         try:
-            self._lateness.admit(visits.of(scope).arrived)
+            self._lateness.admit(visit.arrived)
             self._bodies.admit()
         except Busy as error:
-            return self._refusal(error)
+            return self._refusal(error, visit)
         return None
 
-    def _key_wanted(self, headers: list[tuple[bytes, bytes]]) -> Response:
-        answer = self._refusal(KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`"))
-        by_script = any(name == b"x-requested-with" for name, _ in headers)
+    def _key_wanted(self, scope: Scope) -> Response:
+        wanted = KeyWanted("send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        answer = self._refusal(wanted, visits.of(scope))
+        by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])
         if not by_script:  # the page asks its user itself; offered Basic, the browser would first
             answer.headers.append("WWW-Authenticate", BASIC)
         return answer
 
-    def _refusal(self, error: ServiceError) -> Response:
+    def _refusal(self, error: ServiceError, visit: visits.Visit) -> Response:
+        visit.refusal = error.why
         self._metrics.refused(error)
         return problems.of(error)
 
@@ -130,12 +133,15 @@ class Envelope:
         self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # not what the way here took
         if status == CLIENT_LEFT:
             self._metrics.left()
-        if self._tracing is not None:
-            self._tracing.visited(method, route, scope["headers"], visit, status, seconds)
+        trace = self._tracing and self._tracing.visited(method, route, scope["headers"], visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
-            logger.log(level, "%(method)s %(route)s %(status)s %(milliseconds)s ms", said, extra={"request": said})
+            text = "%(method)s %(route)s %(status)s %(milliseconds)s ms"
+            if visit.refusal:
+                said["refusal"] = visit.refusal
+                text += ": %(refusal)s"
+            logger.log(level, text, said, extra={"request": {**said, "trace_id": trace} if trace else said})
 
 
 def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -33,10 +33,12 @@ def of(error: ServiceError) -> Response:
 async def on_service_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, ServiceError)
     service: Service = request.app.state.service
+    visit = visits.of(request.scope)
+    visit.refusal = error.why
     service.metrics.refused(error)
     if isinstance(error, Busy):
         error.__traceback__ = None  # it holds the frames, and with them the body
-        service.bodies.release(visits.of(request.scope))
+        service.bodies.release(visit)
         if service.crew.at_work:
             await service.refusals.turn()
     return of(error)

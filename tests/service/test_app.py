@@ -331,6 +331,9 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     said = {line["request_id"]: line for line in map(json.loads, written.splitlines()) if "route" in line}
     assert (said["first"]["route"], said["first"]["status"], said["first"]["level"]) == ("/reconstruct", 200, "debug")
     assert (said["second"]["status"], said["second"]["level"]) == (422, "info")
+    assert said["second"]["refusal"] == "cannot be processed"
+    assert said["second"]["message"].endswith(" ms: cannot be processed")
+    assert said["first"].keys().isdisjoint({"refusal", "trace_id"})
     assert token not in written
     assert "what a picture" not in written
     assert told not in written

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import subprocess
@@ -100,6 +101,15 @@ def test_what_a_clients_headers_hold_is_in_no_log(tmp_path: Path, received: tupl
     with started(log, CAPSERVE_TRACES=endpoint) as (_, url):
         assert httpx.get(f"{url}/healthz", headers={key: value.encode("latin-1") for key, value in headers.items()}).is_success
     assert "sesame" not in log.read_text()
+
+
+def test_a_line_in_the_log_names_its_trace(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
+    endpoint, _ = received
+    log = tmp_path / "log"
+    with started(log, CAPSERVE_TRACES=endpoint, CAPSERVE_LOG_FORMAT="json") as (_, url):
+        assert httpx.get(f"{url}/nowhere", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}).status_code == 404
+    (told,) = [line for line in map(json.loads, log.read_text().splitlines()) if line.get("status") == 404]
+    assert told["trace_id"] == TRACE
 
 
 @pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
