@@ -49,6 +49,7 @@ from training.statistics import Statistics, usual
 
 PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
+MISREAD = 20  # percent of validation pictures, from which verdicts that are made of them are not to be trusted
 ROUNDED = 1e-3  # root mean square by which int8 may move lengths for the layer that makes capsules to be in int8 as well
 CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
 TURNED = 2_000  # validation pictures whose poses are turned to see what each dimension does
@@ -166,6 +167,10 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     findings = _measure(models, validation, settings, data.classes, worst)
     found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
     say(f"validation error: {', '.join(found)}")
+    if any(each.error.percent > MISREAD for each in findings.errors.values()):
+        say(
+            "it has learned little: what is usual for its classes is taken from these pictures too, so its verdicts mean as little"
+        )
     _write_example(models, torch.tensor(findings.usual.prototypes), folder)
     return findings
 

@@ -7,6 +7,7 @@ All of one size, and all grey or all in colour, as the first is.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +39,11 @@ def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
 
 
 def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
-    """In an order that looks random and is always the same: those held out to choose by are the last, and want all classes."""
+    """In an order that is always the same: those held out to choose by are the last, and want all classes."""
     files = [(path, classes.index(path.parent.name)) for path in _files(folder, classes)]
     if not files:
         raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
-    order = torch.randperm(len(files), generator=torch.Generator().manual_seed(0)).tolist()
+    order = _mixed([label for _, label in files])
     images, wanted = [], None
     for place in tqdm(order, desc=f"{folder.name}/", unit="img", leave=False):
         image = _picture(files[place][0])
@@ -53,6 +54,17 @@ def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
     stacked = np.stack(images)
     planes = stacked[:, None] if stacked.ndim == 3 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
     return Pictures(planes, np.array([files[place][1] for place in order], np.int64))
+
+
+def _mixed(labels: list[int]) -> list[int]:
+    """Places in a random order in which every class is spread evenly, from soon after the beginning to one at the very end: of
+    however few pictures are held out, and of as many that are not, each class has its share."""
+    shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tolist()
+    many, seen, share = Counter(labels), Counter[int](), {}
+    for place in shuffled:
+        seen[labels[place]] += 1
+        share[place] = seen[labels[place]] / many[labels[place]]
+    return sorted(shuffled, key=share.__getitem__)
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:

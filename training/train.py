@@ -90,6 +90,10 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     if place.leads:
         recipe = ", ".join(f"{name} {value}" for name, value in asdict(config.training).items() if name != "precision")
         print(f"{config.preset} in {start.precision}: {recipe}")
+        learned, held_out = len(run.learn), len(run.validation)
+        print(f"{len(data.classes)} classes: {learned:,} pictures to learn from, {held_out:,} held out to choose by")
+        if held_out > learned:
+            print("more pictures are held out than there are to learn from: hold out fewer, with --validation")
     if place.leads and data.dark_on_light:
         print(f"the pictures in {data.folder} look dark on light: what training moves in from outside is 0, so store 255 - x")
     if run.ended and place.leads:

@@ -51,6 +51,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         done = captrain("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS)
         assert done.returncode == 0, done.stderr
         assert re.search(r"^tiny in (fp32|bf16): dataset folder, epochs 2, .*batch_size 20", done.stdout, re.MULTILINE)
+        assert "10 classes: 340 pictures to learn from, 60 held out to choose by\n" in done.stdout
         assert "epoch 2/2  loss" in done.stdout
         assert "img/s" in done.stderr  # the progress bar
 

@@ -471,11 +471,16 @@ def test_a_pose_may_have_more_values_than_a_picture_has_pixels() -> None:
         torch.testing.assert_close(before, after)
 
 
-def test_a_run_that_is_not_at_its_end_says_so(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("misread", "told"), [(-1, True), (100, False)])
+def test_a_run_that_is_not_at_its_end_says_so_and_whether_it_has_learned_little(
+    misread: int, told: bool, finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("training.export.MISREAD", misread)
     said: list[str] = []
     half = replace(finished, history=finished.history[:2])
     assert export(half, data, tmp_path / "shapes", quantised=False, say=said.append).manifest.training.epochs == 2
     assert "this run is at epoch 2 of 4: exporting what it has learned so far" in said
+    assert any(line.startswith("it has learned little") for line in said) == told
 
 
 def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +13,7 @@ from PIL import ExifTags, Image
 from service import bundle
 from tests.training import drawn
 from tests.training.test_cli import FLAGS, called
+from training import pictures as training_pictures
 from training.data import DataSet, load
 from training.errors import DataError
 from training.sources import PARTS
@@ -30,6 +32,17 @@ def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data
         assert sorted(map(key, mine.images, mine.labels)) == sorted(map(key, theirs.images, theirs.labels))
     assert load("folder", pictures).digest == found.digest
     found.split(60)  # all classes are among the last, whatever the files are called
+
+
+@pytest.mark.parametrize("counts", [[3] * 26, [200, 20], [2, 7, 31]], ids=str)
+def test_however_few_are_held_out_every_class_is_in_both_parts(counts: list[int]) -> None:
+    labels = [label for label, count in enumerate(counts) for _ in range(count)]
+    mixed = [labels[place] for place in training_pictures._mixed(labels)]
+    assert sorted(mixed) == labels
+    for held_out in range(len(counts), len(labels) // 2):
+        assert set(mixed[-held_out:]) == set(mixed[:-held_out]) == set(labels), held_out
+    half = Counter(mixed[len(labels) // 2 :])
+    assert all(abs(half[label] - count / 2) <= 1 for label, count in enumerate(counts))  # each has its share
 
 
 def test_pictures_are_learned_the_way_they_are_shown(tmp_path: Path) -> None:
