@@ -32,6 +32,7 @@ FILES = ["-f", "docker-compose.yml", "-f", "docker/compose.cpu.yml", "-f", "dock
 PROJECT = "capserve-trial"
 REPLICAS = 2
 CLIENTS = 4
+PATIENCE = 90  # seconds for whatever is waited for
 LARGEST = 400  # megabytes of the image for CPUs, on Docker Hub's python:slim
 
 
@@ -224,8 +225,8 @@ def opened(url: str) -> Iterator[Any]:
         yield answer
 
 
-def wait(what: str, happened: Callable[[], bool], seconds: float = 90) -> None:
-    until = time.monotonic() + seconds
+def wait(what: str, happened: Callable[[], bool]) -> None:
+    until = time.monotonic() + PATIENCE
     while True:
         try:
             if happened():
@@ -233,7 +234,7 @@ def wait(what: str, happened: Callable[[], bool], seconds: float = 90) -> None:
         except (OSError, KeyError, ValueError):
             pass
         if time.monotonic() > until:
-            raise AssertionError(f"waited {seconds:g} seconds in vain for {what}")
+            raise AssertionError(f"waited {PATIENCE} seconds in vain for {what}")
         time.sleep(0.5)
 
 

@@ -167,9 +167,9 @@ def _png(lines: NDArray[np.uint8], width: int, height: int, channels: int) -> by
     unfiltered = np.zeros((height, 1 + lines.shape[1]), np.uint8)  # each line begins with its filter's number, 0 is none
     unfiltered[:, 1:] = lines
     colour = {1: 0, 3: 2}[channels]
-    header = struct.pack(">IIBBBBB", width, height, 8, colour, 0, 0, 0)
+    header = pngfile.HEADER.pack(width, height, 8, colour, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(unfiltered.tobytes(), 6)), (b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(
+    return pngfile.SIGNATURE + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks
     )
 
@@ -191,7 +191,7 @@ def _form(data: bytes) -> Format:
     """What the first bytes say, whatever the sender called it."""
     if not data:
         raise Unprocessable("the picture is empty (0 bytes); send the bytes of a PNG, JPEG, WebP or BMP file")
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
+    if data.startswith(pngfile.SIGNATURE):
         return PNG
     if data.startswith(b"\xff\xd8\xff"):
         return JPEG

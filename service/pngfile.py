@@ -9,6 +9,7 @@ from PIL.PngImagePlugin import PngImageFile
 
 from service.errors import Unprocessable
 
+SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
 CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
 HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk

@@ -170,5 +170,5 @@ def _open(path: Path, threads: int) -> Any:
     try:
         return ort.InferenceSession(path, _options(threads), providers=[CPU], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
-        text = str(error).strip().splitlines()[0]
-        raise BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {text}") from error
+        first = str(error).strip().partition("\n")[0]
+        raise BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {first}") from error

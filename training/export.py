@@ -168,9 +168,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
     say(f"validation error: {', '.join(found)}")
     if any(each.error.percent > MISREAD for each in findings.errors.values()):
-        say(
-            "it has learned little: what is usual for its classes is taken from these pictures too, so its verdicts mean as little"
-        )
+        say("it has learned little: what is usual for its classes is what these pictures are, so its verdicts mean as little")
     _write_example(models, torch.tensor(findings.usual.prototypes), folder)
     return findings
 

@@ -6,6 +6,7 @@ import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
 const TILES = ["seen", "believed", "difference"];
 const OBJECTS = ["first", "second"]; // their colours in style.css
 const FROM_POSE = byId("believed-hint").textContent;
+const [PHOTO, MADE_ALIKE] = ["draw-hint", "seen-hint"].map((id) => byId(id).textContent); // of a model for which ink is found, and boxed
 
 /** The PNGs in an answer: what was seen, and what is believed of each object. */
 export async function readPictures({ input, objects }) {
@@ -36,6 +37,9 @@ export class AnswerView {
       const figure = element("span", { class: "figure" });
       return { item: element("li", {}, element("span", { class: "label" }, label), bar, figure), bar: bar.firstChild, figure };
     });
+    const { boxed } = model.manifest;
+    say(byId("draw-hint"), boxed ? PHOTO : "With mouse, finger or pen. Or drop or paste a picture, light on dark: it is only scaled.");
+    say(byId("seen-hint"), boxed ? MADE_ALIKE : "your drawing, scaled");
     byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
     const presence = model.manifest.thresholds?.presence;
     byId("lengths").style.setProperty("--presence", presence ?? 2);

@@ -443,3 +443,13 @@ def test_what_the_browser_kept_took_the_service_no_time(page: Page) -> None:
 
 def _run(command: str, folder: Path) -> str:
     return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=20, check=True).stdout
+
+
+def test_for_what_a_model_is_sent_as_it_is_the_page_asks_for_light_on_dark(server: str, open_page: OpenPage) -> None:
+    """Its ink is not looked for: a photo of dark ink would be nothing that it knows."""
+    page = open_page(path="/?model=beside")
+    expect(page.locator("#draw-hint")).to_contain_text("light on dark")
+    expect(page.locator("#seen-hint")).to_have_text("your drawing, scaled")
+    page.select_option("#model", "tiny")
+    expect(page.locator("#draw-hint")).to_contain_text("a photo will do")
+    expect(page.locator("#seen-hint")).to_contain_text("made like its training pictures")

@@ -1,0 +1,100 @@
+"""Numbers that pages tell are the code's: a limit that moves, and is told otherwise there, fails here."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from service import app, bundle, images, manifest, pngfile, served, verdict
+from service.process import siblings, workers
+from service.settings import Settings
+from service.web import multipart, protocol, refusals
+
+ROOT = Path(__file__).parents[1]
+RULES = (ROOT / "docker/prometheus/rules.yml").read_text()
+WORDS = {4: "four", 5: "five", 16: "sixteen"}
+ORDINALS = {5: "fifth"}
+
+LIMITS = {
+    "service/app.py": [f"at most {WORDS[app.DECODERS]} are decoded at once"],
+    "service/bundle.py": [f"{bundle.EXAMPLE_LIMIT >> 20} MB for the example"],
+    "service/images.py": [
+        f"{images.LONGEST:,} a side",
+        f"more than {images.MOST_SCANS} are refused",
+        f"more than {images.MOST_SCANNED:,} pixels in all, or, where that is more, {images.AS_OFTEN} times `CAPSERVE_MAX_PIXELS`",
+        f"more than {images.MOST_OF_RUNS:,} bytes and pixels",
+    ],
+    "service/manifest.py": [f"{manifest.MANIFEST_LIMIT >> 20} MB for the manifest"],
+    "service/pngfile.py": [
+        f"more than {pngfile.MOST_CHUNKS} chunks beside its pixels",
+        f"more than {pngfile.MOST_OF_PIXELS:,} of pixels",
+    ],
+    "service/web/bodies.py": [f"at {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY`"],
+    "service/web/multipart.py": [
+        f"{multipart.LONG_HEAD * multipart.MOST_PARTS:,} bytes of them",
+        f"{WORDS[multipart.READ]} a part are looked at",
+    ],
+    "service/web/protocol.py": [
+        f"{protocol.MOST_HEAD >> 10} KB, in {protocol.MOST_HEADERS} headers",
+        f"{WORDS[protocol.AHEAD]} wait for their turn, or what {protocol.PIECE >> 10} KB more hold",
+    ],
+    "docker/nginx/nginx.conf": ["10 seconds pass between two parts, and an address have 20 large bodies and 1,000 requests"],
+}
+
+
+def test_every_file_it_names_is_there() -> None:
+    named = re.findall(r"`((?:service|docker|training|tests)/[\w./-]+|docker-compose.yml)`", (ROOT / "SECURITY.md").read_text())
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
+
+
+@pytest.mark.parametrize("file", LIMITS)
+def test_a_limit_is_told_beside_the_file_that_has_it(file: str) -> None:
+    rows = [row for row in (ROOT / "SECURITY.md").read_text().splitlines() if f"`{file}`" in row]
+    for limit in LIMITS[file]:
+        assert any(limit in row for row in rows), limit
+
+
+def test_the_proxys_limits_are_those_told() -> None:
+    configuration = (ROOT / "docker/nginx/nginx.conf").read_text()
+    for directive in ("client_body_timeout 10s;", "limit_conn large_bodies 20;", "limit_conn requests 1000;"):
+        assert directive in configuration
+
+
+BODIES = app.LARGEST_BODIES * Settings.model_fields["max_body"].default
+
+TOLD = [
+    ("README.md", f"more than {protocol.MOST_HEAD >> 10} KB or {protocol.MOST_HEADERS} of headers"),
+    ("README.md", f"at most one in {1 / verdict.DOUBTED:.0f} is so unlike the others as to be `unsure`, and one in"),
+    ("README.md", f"and one in {1 / verdict.DENIED:.0f} `not_a_digit`"),
+    ("docs/operations.md", f"event loop has not turned for {workers.STILL:.0f} seconds"),
+    ("docs/operations.md", f"pauses that grow to {workers.LATER:.0f} s"),
+    ("docs/operations.md", f"the {ORDINALS[workers.TRIES]} that dies ends the server"),
+    ("docs/operations.md", f"up to {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY` together"),
+    ("docs/operations.md", f"if they are more), {BODIES >> 20} MB"),
+    ("docs/operations.md", f"at least {served.MOST_DRAWINGS:,} each"),
+    ("docs/operations.md", f"beyond {refusals.RATE} a second"),
+    ("docs/operations.md", f"after {WORDS[served.HOPELESS]} failures in a row"),
+    ("docs/operations.md", f"{siblings.REPLACE_ME} a runtime that fails"),
+]
+
+
+@pytest.mark.parametrize(("page", "words"), TOLD)
+def test_a_page_tells_a_number_as_the_code_has_it(page: str, words: str) -> None:
+    assert words in " ".join((ROOT / page).read_text().split())
+
+
+@pytest.mark.parametrize(
+    ("alert", "condition", "told"),
+    [
+        ("CapserveErrors", "ratio_rate5m > 0.01", "More than 1 % of requests are answered 5xx for five minutes"),
+        ("CapserveSlow", "> 0.5", "p99 over half a second for ten minutes"),
+        ("CapserveQueueNearFull", "queue:ratio > 0.8", "Over 80 % of a queue is taken for a minute"),
+        ("CapserveRejecting", "0.01 * sum", "More than 1 % of requests are refused for want of room or time"),
+    ],
+)
+def test_an_alert_fires_when_operations_says_so(alert: str, condition: str, told: str) -> None:
+    assert condition in RULES.partition(f"- alert: {alert}\n")[2].partition("- alert:")[0]
+    assert told in (ROOT / "docs/operations.md").read_text().partition(f"### {alert}\n")[2].partition("\n### ")[0]
