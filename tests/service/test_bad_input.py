@@ -10,7 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
@@ -25,6 +25,14 @@ from tests.service.test_metrics import samples
 
 LIMIT = 200_000
 OPTIONS = ", and put options into the query, as ?model=NAME"
+
+
+@contextmanager
+def soon() -> Iterator[None]:
+    """In a second of this thread's own time, however many others have the processor; what is refused took several."""
+    began = time.thread_time()
+    yield
+    assert time.thread_time() - began < 1
 
 
 @pytest.fixture(scope="module")
@@ -161,10 +169,8 @@ def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
     """In Python, on the event loop: ten megabytes of them are seconds; and of what there may be few are looked at."""
     head = b"Content-Disposition: form-data; name=file" + b";a=b" * 2_500
     body = (b"--x\r\n" + head + b"\r\n\r\nabc\r\n") * 999 + b"--x--"
-    began = time.perf_counter()
-    with pytest.raises(MalformedRequest, match="too many bytes of headers"):
+    with soon(), pytest.raises(MalformedRequest, match="too many bytes of headers"):
         multipart.parse("multipart/form-data; boundary=x", body)
-    assert time.perf_counter() - began < 0.5
     for start, more, end in ((b"", b"a:b\r\n", b'Content-Disposition: form-data; name="f"'), (head[:30], b";a=b", b"; name=f")):
         few, many = (b"--x\r\n" + start + more * count + end + b"\r\n\r\nabc\r\n--x--" for count in (15, 16))
         assert multipart.parse("multipart/form-data; boundary=x", few)[0].name == "f"
@@ -299,10 +305,8 @@ def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
     data = encoded(drawn("7", 1_000), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     bomb = data[:last] + data[last:-2] * 200 + data[-2:]
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="more than 100 scans; save it again, not progressive"):
+    with soon(), pytest.raises(Unprocessable, match="more than 100 scans; save it again, not progressive"):
         images.read(bomb, 25_000_000)
-    assert time.perf_counter() - began < 0.5
     assert images.read(data, 25_000_000).size == (1_000, 1_000)
     large = encoded(drawn("7", 4_000), "JPEG", progressive=True)
     last = large.rindex(b"\xff\xda")
@@ -328,10 +332,8 @@ def _in_run_lengths(width: int, height: int, runs: bytes) -> bytes:
 )
 def test_a_large_bmp_in_run_lengths_is_refused_before_it_is_unpacked(bomb: bytes) -> None:
     """Pillow does so in Python: a thread for seconds, of six kilobytes."""
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="this BMP is of run lengths"):
+    with soon(), pytest.raises(Unprocessable, match="this BMP is of run lengths"):
         images.read(bomb, 25_000_000)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_a_small_bmp_in_run_lengths_is_read() -> None:
@@ -342,20 +344,16 @@ def test_a_small_bmp_in_run_lengths_is_read() -> None:
 @pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xc0\x00\x00"])
 def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
     """In one thread of Python, while all others wait for it."""
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="more than 10,000 markers"):
+    with soon(), pytest.raises(Unprocessable, match="more than 10,000 markers"):
         images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
-    assert time.perf_counter() - began < 0.5
 
 
 @pytest.mark.parametrize("padding", [b"\xff\x00", b"\xff\xff", b"ab", b"\xff\xd0"])
 def test_a_jpeg_of_nothing_but_padding_is_refused_soon(padding: bytes) -> None:
     data = encoded(drawn("7", 100), "JPEG")
     assert images.read(data[:20] + padding * 1_000 + data[20:], 25_000_000).size == (100, 100)
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="little but padding"):
+    with soon(), pytest.raises(Unprocessable, match="little but padding"):
         images.read(b"\xff\xd8\xff" + padding * 5_000_000, 25_000_000)
-    assert time.perf_counter() - began < 0.5
 
 
 @pytest.mark.parametrize(("kind", "body"), [(b"iCCP", b"a\0\0" + zlib.compress(bytes(900_000))), (b"prVt", b"")])
@@ -363,20 +361,16 @@ def test_a_png_of_nothing_but_metadata_is_refused_soon(kind: bytes, body: bytes)
     data, at = encoded(drawn("7", 28)), pngfile.CHUNKS_AT
     chunk = struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
     assert images.read(data[:at] + chunk * 100 + data[at:], 25_000_000).size == (28, 28)
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="more than 200 chunks beside its pixels"):
+    with soon(), pytest.raises(Unprocessable, match="more than 200 chunks beside its pixels"):
         images.read(data[:at] + chunk * 5_000 + data[at:], 25_000_000)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_a_png_whose_pixels_come_a_few_at_a_time_is_refused_soon() -> None:
     data = encoded(drawn("7", 28))
     at, empty = data.index(b"IDAT") - 4, struct.pack(">I", 0) + b"IDAT" + struct.pack(">I", zlib.crc32(b"IDAT"))
     assert images.read(data[:at] + empty * 10_000 + data[at:], 25_000_000).size == (28, 28)
-    began = time.perf_counter()
-    with pytest.raises(Unprocessable, match="more than 20,000 chunks of pixels"):
+    with soon(), pytest.raises(Unprocessable, match="more than 20,000 chunks of pixels"):
         images.read(data[:at] + empty * 800_000 + data[at:], 25_000_000)
-    assert time.perf_counter() - began < 0.5
 
 
 def test_what_is_behind_a_png_is_none_of_its_chunks() -> None:
