@@ -137,11 +137,9 @@ class Envelope:
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
-            text = "%(method)s %(route)s %(status)s %(milliseconds)s ms"
-            if visit.refusal:
-                said["refusal"] = visit.refusal
-                text += ": %(refusal)s"
-            logger.log(level, text, said, extra={"request": {**said, "trace_id": trace} if trace else said})
+            said |= {name: value for name, value in (("refusal", visit.refusal), ("trace_id", trace)) if value}
+            text = "%(method)s %(route)s %(status)s %(milliseconds)s ms" + (": %(refusal)s" if visit.refusal else "")
+            logger.log(level, text, said, extra={"request": said})
 
 
 def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:

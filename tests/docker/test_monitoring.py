@@ -18,6 +18,7 @@ import pytest
 import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
+from service.routes import health, inference_protocol, models, predict, reconstruct
 from tests.service.conftest import drawn, encoded, serving, settings
 
 ROOT = Path(__file__).parents[2]
@@ -50,6 +51,14 @@ def metrics_in(expr: str) -> set[str]:
     """The names of metrics in an expression, recorded ones too."""
     bare = re.sub(r'"[^"]*"', '""', expr)
     return set(re.findall(r"\b(?:capserve|process)[_:][a-z0-9_:]+|\bup\b", bare))
+
+
+def test_alerts_and_dashboard_leave_out_the_probes_and_no_other_route() -> None:
+    told = " ".join([*(rule["expr"] for rule in RULES), *(target.expr for target in TARGETS)])
+    (left_out,) = set(re.findall(r'route!~"([^"]+)"', told))
+    probes = health.PATHS | {route.path for route in inference_protocol.probes.routes}
+    others = {route.path for each in (predict, reconstruct, models, inference_protocol) for route in each.router.routes}
+    assert [path for path in probes | others if bool(re.fullmatch(left_out, path)) != (path in probes)] == []
 
 
 @pytest.fixture(scope="module")

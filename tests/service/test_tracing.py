@@ -108,7 +108,7 @@ def test_a_line_in_the_log_names_its_trace(tmp_path: Path, received: tuple[str, 
     log = tmp_path / "log"
     with started(log, CAPSERVE_TRACES=endpoint, CAPSERVE_LOG_FORMAT="json") as (_, url):
         assert httpx.get(f"{url}/nowhere", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}).status_code == 404
-        appears(log, "404")
+        appears(log, '"status": 404')
     (told,) = [line for line in map(json.loads, log.read_text().splitlines()) if line.get("status") == 404]
     assert told["trace_id"] == TRACE
 
