@@ -12,6 +12,7 @@ from service.bundle import Array
 Mask = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
+FEW = 300  # runs of pixels: so many are named sooner one by one
 DIRT = 0.04  # of the longest blot: what is shorter
 
 
@@ -42,32 +43,64 @@ def grown(mask: Mask) -> Mask:
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Numbers the connected parts, diagonals included; 0 is outside. Each run of pixels in a row points to the first of the runs
-    that it hangs together with, till all agree."""
+    """Numbers the connected parts, diagonals included; 0 is outside."""
     height, width = mask.shape
-    framed = np.zeros((height, width + 2), np.int8)
-    framed[:, 1:-1] = mask
-    stride = width + 1  # a gap after each row, so that runs can be compared by one number
-    steps = np.diff(framed, axis=1).ravel()
-    starts, ends = np.flatnonzero(steps == 1), np.flatnonzero(steps == -1)
-    above = np.searchsorted(ends, starts - stride), np.searchsorted(starts, ends - stride, side="right")  # from, to: touched
-    touching = above[1] - above[0]
-    lower = np.repeat(np.arange(len(starts)), touching)
-    upper = np.arange(len(lower)) + np.repeat(above[0] - np.cumsum(touching) + touching, touching)
-    root = np.arange(len(starts))
+    stride = width + 1  # a gap beside each row, so that runs can be compared by one number
+    framed = np.zeros(height * stride + 2, bool)
+    framed[1:-1].reshape(height, stride)[:, :-1] = mask
+    starts, ends = (framed[1:] != framed[:-1]).nonzero()[0].reshape(-1, 2).T  # runs of pixels in a row
+    first, last = (
+        ends.searchsorted(starts - stride),
+        starts.searchsorted(ends - stride, side="right"),
+    )  # of those above it touches
+    names = (_few_named if len(starts) < FEW else _many_named)(first, last)
+    numbers = np.zeros(mask.shape, np.int64)
+    numbers[mask] = names.repeat(ends - starts)
+    return numbers
+
+
+def _few_named(first: Places, last: Places) -> Places:
+    """Each run's blot, where each touches the runs from `first` to before `last`: a run is the root of those that hang together
+    with it and come later."""
+    root = list(range(len(first)))
+
+    def found(run: int) -> int:
+        while root[run] != run:
+            root[run] = run = root[root[run]]
+        return run
+
+    for run, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        for other in range(begin, end):
+            one, another = found(run), found(other)
+            root[max(one, another)] = min(one, another)
+    names = [0] * len(root)
+    blots = 0
+    for run, above in enumerate(root):
+        if above == run:
+            blots += 1
+            names[run] = blots
+        else:
+            names[run] = names[above]
+    return np.array(names, np.intp)
+
+
+def _many_named(first: Places, last: Places) -> Places:
+    """The same, all runs at a time: each points to the first of the runs that it hangs together with, till all agree."""
+    touching = last - first
+    lower = np.repeat(np.arange(len(first)), touching)
+    upper = np.arange(len(lower)) + np.repeat(first - np.cumsum(touching) + touching, touching)
+    root = np.arange(len(first))
     while True:
         before = root
-        first = np.minimum(root[lower], root[upper])
+        least = np.minimum(root[lower], root[upper])
         root = root.copy()
-        np.minimum.at(root, before[lower], first)
-        np.minimum.at(root, before[upper], first)
+        np.minimum.at(root, before[lower], least)
+        np.minimum.at(root, before[upper], least)
         root = root[root]
         if np.array_equal(before, root):
             break
-    names = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
-    numbers = np.zeros(mask.shape, np.int64)
-    numbers[mask] = np.repeat(names, ends - starts)
-    return numbers
+    named: Places = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
+    return named
 
 
 def stroke_width(ink: Array | NDArray[np.bool_]) -> float:

@@ -12,8 +12,8 @@ FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of 
 ROUND, SQUARE = 0.74, 1.18  # how much of its rectangle an oval fills, and how much longer one side of a disc's is at most
 TURNS = np.radians(np.arange(-45, 45, 1.5))
 LEVEL = int(np.abs(TURNS).argmin())
-ALONG = np.column_stack([np.cos(TURNS), np.sin(TURNS)])  # (turns, 2): how far a point (x, y) lies along a side that is turned so
-ACROSS = np.column_stack([-np.sin(TURNS), np.cos(TURNS)])
+# (2, 2 * turns): how far a point (x, y) lies along a side that is turned so, and then how far across
+SIDES = np.concatenate([[np.cos(TURNS), np.sin(TURNS)], [-np.sin(TURNS), np.cos(TURNS)]], axis=1)
 
 
 class Rectangle(NamedTuple):
@@ -31,11 +31,9 @@ class Rectangle(NamedTuple):
         rows = np.flatnonzero(blot.any(axis=1))
         first, last = blot[rows].argmax(axis=1), blot.shape[1] - blot[rows, ::-1].argmax(axis=1)
         edges = [[first, last, first, last], [rows, rows, rows + 1, rows + 1]]
-        corners = np.array(edges, np.float64).reshape(2, -1)  # of each row
-        low, high = (
-            np.array([extreme(side @ corners, axis=1) for side in (ALONG, ACROSS)])  # (2, turns)
-            for extreme in (np.min, np.max)
-        )
+        corners = np.array(edges, np.float64).reshape(2, -1).T  # of each row
+        seen = corners @ SIDES
+        low, high = (extreme.reshape(2, -1) for extreme in (seen.min(axis=0), seen.max(axis=0)))  # each (2, turns)
         areas = (high - low).prod(axis=0)
 
         def turned(by: int) -> Rectangle:

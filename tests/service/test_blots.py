@@ -26,7 +26,7 @@ def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 
 @pytest.mark.parametrize("full", [0.0, 0.2, 0.4, 0.6, 0.9, 1.0])
-@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3), (24, 17)])
+@pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3), (24, 17), (90, 30)])
 def test_parts_are_numbered_as_by_a_search(shape: tuple[int, int], full: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
