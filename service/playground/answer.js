@@ -4,6 +4,7 @@ import { byId, element, named, say } from "./dom.js";
 import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
 
 const TILES = ["seen", "believed", "difference"];
+const RARE = "1"; // per cent: of the network's own digits as few lead by so little
 const OBJECTS = ["first", "second"]; // their colours in style.css
 const FROM_POSE = byId("believed-hint").textContent;
 const [PHOTO, MADE_ALIKE] = ["draw-hint", "seen-hint"].map((id) => byId(id).textContent); // of a model for which ink is found, and boxed
@@ -22,7 +23,7 @@ const digits = (classes) => classes.every((label) => /^\d$/.test(label));
 /** What to draw for a model; before any is known, what most take. */
 export function invitation(model) {
   const known = digits(model?.classes ?? []);
-  if (several(model)) return `Draw two ${known ? "digits" : "of its classes"}, ${arranged(model)}`;
+  if (several(model)) return `Draw two ${known ? "different digits" : "of its classes"}, ${arranged(model)}`;
   return known ? "Draw a digit" : "Draw one of its classes";
 }
 
@@ -71,7 +72,7 @@ export class AnswerView {
     paint(byId("believed"), believed, believed.length > 1 ? [FIRST, SECOND] : undefined);
     paintDifference(byId("difference"), seen, believed);
     const both = labels.map(named).join(" and ");
-    const apart = `${seen.width}×${seen.height} pixels; they differ by ${answer.reconstruction_error.toFixed(3)} a pixel`;
+    const apart = `${seen.width}×${seen.height} pixels; mean squared difference ${answer.reconstruction_error.toFixed(3)}`;
     const hint = believed.length > 1 ? legend(labels) : FROM_POSE;
     this.#captions("Your picture as the network took it", `What the network believes it saw: ${both}`, apart, hint);
   }
@@ -94,15 +95,18 @@ export class AnswerView {
   }
 
   #reason({ probabilities, verdict }, labels) {
-    const length = (label) => probabilities[this.#model.classes.indexOf(label)].toFixed(2);
-    const [first] = labels;
+    const exact = (label) => probabilities[this.#model.classes.indexOf(label)];
+    const length = (label) => exact(label).toFixed(2);
+    const [first, last] = [labels[0], labels.at(-1)];
     const others = this.#model.classes.filter((label) => !labels.includes(label));
-    const next = others.reduce((best, label) => (length(label) > length(best) ? label : best), others[0] ?? first);
+    const next = others.reduce((best, label) => (exact(label) > exact(best) ? label : best), others[0] ?? first);
     if (verdict === "not_a_digit") {
-      const short = length(first) < (this.#model.manifest.thresholds?.presence ?? 0.5);
-      const why = short
-        ? `Nearest is ${named(first)}, but its capsule is only ${length(first)} long.`
-        : `Nearest is ${named(first)}, its capsule ${length(first)} long; but what the network believes is not what it saw.`;
+      const { presence = 0.5, margins } = this.#model.manifest.thresholds ?? {};
+      let why = `Nearest is ${named(first)}, its capsule ${length(first)} long; but what the network believes is not what it saw.`;
+      if (exact(first) < presence) why = `Nearest is ${named(first)}, but its capsule is only ${length(first)} long.`;
+      else if (exact(last) - exact(next) < (margins?.[RARE] ?? 0)) {
+        why = `Nearest is ${named(first)}; but capsule ${last}, ${length(last)} long, is hardly longer than the next, ${next}, ${length(next)}.`;
+      }
       return several(this.#model) ? why : `${why} It reads one ${digits(this.#model.classes) ? "digit" : "thing"} at a time.`;
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");

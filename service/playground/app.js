@@ -39,6 +39,7 @@ let keeping = 0; // the timer of another try
 let late = 0; // the timer after which the answer to another drawing goes
 let awaited = false; // whether it stands there that there is no answer yet
 let begun = true; // another digit than the last answer's, so its pose begins untouched
+let gone = history.state?.file; // the picture that was on the slate when the page went, which does not come back with it
 
 // Asking
 
@@ -115,6 +116,8 @@ function setModel(chosen) {
   examples.show(model);
   predict({ now: true });
   if (replaced) remark(`${model.name} was replaced by a new version: sliders and what was kept begin anew.`);
+  if (gone && drawing.empty) remark(`${gone} is not kept when the page goes: choose it again.`);
+  gone = null;
 }
 
 /** Nobody wants the answer any more. */
@@ -197,7 +200,7 @@ const invite = () => say(byId("invitation"), drawing.hidden || invitation(model)
 function keep() {
   clearTimeout(keeping);
   try {
-    history.replaceState({ drawing: drawing.kept }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : location.pathname);
+    history.replaceState({ drawing: drawing.kept, file: drawing.file }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : location.pathname);
   } catch { // Safari takes a hundred in half a minute
     keeping = setTimeout(keep, 1000);
   }

@@ -8,6 +8,7 @@ const SHIFT = 0.07; // of it: how far two pictures that lie on each other are mo
 const REMEMBERED = 100; // steps of undo
 const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is megabytes
 const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
+const [REST, STILL] = [300, 0.03]; // milliseconds, and of that side: a touch that moves less in more is a hand that lies there
 const NOTHING = { pictures: [], strokes: [] };
 
 export class Drawing extends EventTarget {
@@ -18,6 +19,7 @@ export class Drawing extends EventTarget {
   #stroke = null; // the one that is being drawn
   #pointer = null;
   #touched = false; // that stroke is a finger's, or a palm's
+  #began = 0; // when
   #penned = -Infinity; // when a pen was last here
 
   constructor(canvas) {
@@ -44,9 +46,14 @@ export class Drawing extends EventTarget {
     return this.#before.length > 0;
   }
 
-  /** The name of a file that is on the slate and cannot be shown. */
+  /** The name of a file that is on the slate. */
+  get file() {
+    return this.#foreign?.name ?? "";
+  }
+
+  /** The same, of one that cannot be shown. */
   get hidden() {
-    return this.#foreign && !this.#foreign.image ? this.#foreign.name : "";
+    return this.#foreign?.image ? "" : this.file;
   }
 
   /** For those who do not see it. */
@@ -107,7 +114,7 @@ export class Drawing extends EventTarget {
     const [touches, pens] = [event.pointerType === "touch", event.pointerType === "pen"];
     if (touches && event.timeStamp - this.#penned < PALM) return;
     if (pens) this.#penned = event.timeStamp;
-    if (pens && this.#touched) this.undo();
+    if (this.#touched && (pens || this.#rests(event))) this.undo();
     if (this.#pointer !== null || event.button > 0) return;
     event.preventDefault();
     // Over a photograph nothing can be drawn that would be seen: the stroke begins a new sheet.
@@ -117,6 +124,7 @@ export class Drawing extends EventTarget {
     this.#stroke = stroke;
     this.#pointer = event.pointerId;
     this.#touched = touches;
+    this.#began = event.timeStamp;
     this.#canvas.setPointerCapture(event.pointerId);
   }
 
@@ -135,6 +143,12 @@ export class Drawing extends EventTarget {
     if (event.type === "pointercancel" && this.#touched) return this.undo(); // it was a palm or a gesture, says the system
     this.#letGo();
     this.#show(this.#sheet);
+  }
+
+  /** Whether the touch that draws has lain where it is till now. */
+  #rests({ timeStamp }) {
+    const [[startX, startY]] = this.#stroke;
+    return timeStamp - this.#began > REST && this.#stroke.every(([x, y]) => Math.hypot(x - startX, y - startY) < STILL);
   }
 
   /** The stroke under way is at its end, whatever its pointer still does. */

@@ -67,7 +67,10 @@ export class MorphPanel {
     byId(end).classList.remove("blank");
     byId(end).setAttribute("aria-label", `${end === "from" ? "Start" : "End"}: ${named(this.#current.label)}`);
     if (!this.complete) say(EXPLANATION, `Kept. Now draw another and keep it as the ${end === "from" ? "end" : "start"}.`);
-    else if (byId("steps").reportValidity()) this.#changed();
+    else {
+      say(EXPLANATION, "Both are kept; the poses between them come here.");
+      if (byId("steps").reportValidity()) this.#changed();
+    }
   }
 
   #show(child) {

@@ -107,6 +107,9 @@ export class PosePanel {
     };
     const set = (value) => ((input.value = value), show());
     input.addEventListener("input", () => (show(), this.#moved()));
+    let before = null; // where it stood when a finger came down, which may only be about to scroll: then nothing has moved
+    input.addEventListener("pointerdown", ({ pointerType }) => (before = pointerType === "touch" ? input.value : null));
+    input.addEventListener("pointercancel", () => before === null || (set(before), this.#moved()));
     back.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
     const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, figure, back);
     show();

@@ -80,6 +80,51 @@ def test_on_a_phone(open_page: OpenPage) -> None:
     assert 0 <= turned["y"] < 200  # the picture stays in sight of the sliders
 
 
+def test_a_hand_that_rests_on_the_slate_is_no_stroke(open_page: OpenPage) -> None:
+    page = open_page(**PHONE)
+    box = page.locator("#drawing").bounding_box()
+    assert box is not None
+    touch = page.context.new_cdp_session(page)
+    hand = {"x": box["x"] + 10, "y": box["y"] + box["height"] - 10, "id": 0}
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [hand]})
+    page.wait_for_timeout(400)
+    points = [{"x": box["x"] + x * box["width"], "y": box["y"] + y * box["height"], "id": 1} for x, y in SEVEN[0]]
+    touch.send("Input.dispatchTouchEvent", {"type": "touchStart", "touchPoints": [hand, points[0]]})
+    for point in points[1:]:
+        touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [hand, point]})
+    touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+    ask_for(page, "7")
+    assert page.get_attribute("#drawing", "aria-label") == "Your drawing: 1 stroke"
+    page.click("#undo")
+    assert page.get_attribute("#drawing", "aria-label") == "Your drawing: empty"
+
+
+def test_who_scrolls_past_a_slider_has_not_moved_it(open_page: OpenPage) -> None:
+    page = open_page(**PHONE)
+    touch = page.context.new_cdp_session(page)
+
+    def swiped(across: float, down: float) -> float:
+        """How far the page has scrolled for it."""
+        page.evaluate("() => document.querySelector('#dim-5').scrollIntoView({ block: 'center' })")
+        before: float = page.evaluate("scrollY")
+        box = page.locator("#dim-5").bounding_box()
+        assert box is not None
+        for step in range(12):
+            point = {"x": box["x"] + 30 + step * across, "y": box["y"] + box["height"] / 2 + step * down}
+            touch.send("Input.dispatchTouchEvent", {"type": "touchMove" if step else "touchStart", "touchPoints": [point]})
+        touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
+        page.wait_for_timeout(200)
+        after: float = page.evaluate("scrollY")
+        return abs(after - before)
+
+    assert swiped(0.4, -12) > 50
+    assert page.input_value("#dim-5") == "0"
+    assert not said(page, "#subject").endswith("moved.")
+    swiped(20, 0.4)
+    assert page.input_value("#dim-5") not in ("", "0")
+    assert said(page, "#subject").endswith("moved.")
+
+
 @pytest.mark.parametrize("size", [(390, 844), (320, 568), (844, 390), (667, 375)])
 def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPage, size: tuple[int, int]) -> None:
     width, height = size

@@ -255,22 +255,23 @@ def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
 
 
 @pytest.mark.parametrize(
-    ("length", "why"),
+    ("length", "others", "why"),
     [
-        (0.87, "its capsule 0.87 long; but what the network believes is not what it saw"),
-        (0.2, "but its capsule is only 0.20 long"),
+        (0.87, 0.1, ", its capsule 0.87 long; but what the network believes is not what it saw"),
+        (0.2, 0.1, ", but its capsule is only 0.20 long"),
+        (0.87, 0.8, "; but capsule 7, 0.87 long, is hardly longer than the next, 0, 0.80"),
     ],
 )
-def test_why_something_is_no_digit_is_said(page: Page, length: float, why: str) -> None:
+def test_why_something_is_no_digit_is_said(page: Page, length: float, others: float, why: str) -> None:
     def judged(route: Route) -> None:
         told = route.fetch().json()
-        lengths = [length if label == told["label"] else 0.1 for label in "0123456789"]
+        lengths = [length if label == told["label"] else others for label in "0123456789"]
         route.fulfill(json={**told, "verdict": "not_a_digit", "probabilities": lengths})
 
     page.route("**/predict?*", judged)
     draw(page, SEVEN)
     ask_for(page, "Not a digit")
-    assert said(page, "#reason") == f"Nearest is a 7, {why}. It reads one digit at a time."
+    assert said(page, "#reason") == f"Nearest is a 7{why}. It reads one digit at a time."
 
 
 def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
@@ -280,6 +281,7 @@ def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
     for steps in ("50", ""):
         page.fill("#steps", steps)
         page.click("#keep-to")
+        assert said(page, "#strip") == "Both are kept; the poses between them come here."
         assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what would do
     page.wait_for_timeout(100)
     assert not asked
@@ -307,7 +309,7 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     page.reload()
     expect(page.locator("#model")).to_have_value("pair")
     page.click("#clear")
-    expect(page.locator("#invitation")).to_have_text("Draw two digits, one over the other")
+    expect(page.locator("#invitation")).to_have_text("Draw two different digits, one over the other")
     page.select_option("#model", "tiny")
     expect(page.locator("#invitation")).to_have_text("Draw a digit")
     assert "two" not in said(page, "#reason")
@@ -316,8 +318,8 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
 def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     expect(page.locator("#model")).to_have_value("pair")
-    expect(page.locator("#invitation")).to_have_text("Draw two digits, one over the other")
-    assert said(page, "#reason") == "Draw two digits, one over the other, or pick examples below the slate."
+    expect(page.locator("#invitation")).to_have_text("Draw two different digits, one over the other")
+    assert said(page, "#reason") == "Draw two different digits, one over the other, or pick examples below the slate."
     for label in "07":
         page.get_by_role("button", name=f"Example {label}").click()
         expect(page.locator("#drawing")).to_have_attribute(
@@ -336,7 +338,7 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
 
 def test_two_digits_beside_each_other_have_a_slate_as_wide_as_the_pictures_learned(open_page: OpenPage) -> None:
     page = open_page(path="/?model=beside")
-    expect(page.locator("#invitation")).to_have_text("Draw two digits, side by side")
+    expect(page.locator("#invitation")).to_have_text("Draw two different digits, side by side")
     assert proportion(page) == pytest.approx(2, abs=0.02)
     draw(page, [[(0.8, 0.2), (0.7, 0.8)]])
     expect(page.locator("#verdict")).to_contain_text("side by side")

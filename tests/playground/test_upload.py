@@ -39,6 +39,20 @@ def test_a_chosen_picture_is_sent_as_it_is(page: Page, tmp_path: Path) -> None:
     ask_for(page, "7")
 
 
+def test_a_picture_that_goes_with_the_page_is_asked_for_again(page: Page, tmp_path: Path) -> None:
+    photo = tmp_path / "seven.png"
+    photo.write_bytes(encoded(drawn("7")))
+    page.set_input_files("#file", photo)
+    ask_for(page, "7")
+    page.reload()
+    expect(page.locator("#refusal")).to_have_text("seven.png is not kept when the page goes: choose it again.")
+    draw(page, ONE)
+    ask_for(page, "1")
+    page.reload()
+    ask_for(page, "1")
+    expect(page.locator("#refused")).to_be_hidden()
+
+
 def test_a_large_photo_is_scaled_down_before_it_is_sent(page: Page, tmp_path: Path) -> None:
     photo = tmp_path / "seven.bmp"
     photo.write_bytes(encoded(drawn("7", 2000, ink=40, paper=200), "BMP"))
