@@ -186,7 +186,9 @@ class Catalogue:
         except (BundleError, StartError) as error:
             why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
             logger.error("not reloaded, what was served before still is: %s", why)
+            self._metrics.reloaded.set(0)
             raise
+        self._metrics.reloaded.set(1)
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
         return changes
 

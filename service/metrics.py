@@ -106,6 +106,12 @@ class Metrics:
         )
 
         self.ready = gauge("ready", "1 while every model is warm, sound and not draining.", across="livemin")
+        self.reloaded = gauge(
+            "last_reload_successful",
+            "0 while what was served before a reload still is, because what the models folder holds would not do.",
+            across="livemin",
+        )
+        self.reloaded.set(1)
         self.workers = gauge("workers", "Processes that answer on this port.", across="livesum")
         self.workers_wanted = gauge("workers_wanted", "How many should.", across="livemax")
         self.model_info = gauge(

@@ -153,7 +153,7 @@ def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: by
 def test_what_is_not_sound_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    before = versions(keyed)
+    before, sound = versions(keyed), (folder / "tiny" / "encoder.onnx").read_bytes()
     renewed(folder / "another", "sound, and beside one that is not")
     (folder / "tiny" / "encoder.onnx").write_bytes(b"no graph")
     answer = keyed.post("/models/reload")
@@ -166,6 +166,10 @@ def test_what_is_not_sound_changes_nothing(
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200
+    assert samples(keyed)["capserve_last_reload_successful",] == 0
+    (folder / "tiny" / "encoder.onnx").write_bytes(sound)
+    assert keyed.post("/models/reload").status_code == 200
+    assert samples(keyed)["capserve_last_reload_successful",] == 1
 
 
 @pytest.mark.parametrize("target", ["nowhere", "tiny"])
