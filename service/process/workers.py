@@ -21,6 +21,7 @@ from multiprocessing.context import SpawnProcess
 
 from prometheus_client.multiprocess import mark_process_dead
 
+from service.errors import StartError
 from service.process import listening, siblings, tallies
 from service.settings import Settings
 
@@ -67,7 +68,11 @@ class _Supervisor:
         self._settings, self._work, self._address, self._claim = settings, work, address, claim
         self._spawn = multiprocessing.get_context("spawn")  # threads and ONNX Runtime do not survive a fork
         self._workers: list[_Worker] = []
-        self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
+        try:
+            self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
+        except OSError as error:  # not every sandbox has it
+            why = f"several workers share a few bytes of memory, in /dev/shm: {error.strerror}"
+            raise StartError(f"{why}; let them write there, or have one worker (CAPSERVE_WORKERS=1)") from error
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
         self._slowest = 0.0  # seconds to start in
         self._pause = SOON

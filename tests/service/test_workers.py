@@ -27,7 +27,7 @@ from service.errors import StartError
 from service.process import tallies, workers
 from service.process.workers import CANNOT_START, _Supervisor, _Worker
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching, settings
-from tests.service.launching import appears, launched, started, workers_of
+from tests.service.launching import CAPSERVE, appears, launched, started, workers_of
 from tests.service.test_metrics import samples
 
 
@@ -376,6 +376,22 @@ def test_without_any_temporary_folder_it_says_so(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(StartError, match=r"temporary folder: No such file or directory; .* TMPDIR"), tallies.folder():
         pass
+
+
+def test_where_there_is_no_memory_to_share_it_says_so() -> None:
+    inside = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", 'mount -t tmpfs -o ro none /dev/shm && exec "$@"', "-"]
+    if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
+        pytest.skip("this sandbox lets nobody mount anything")
+    ended = subprocess.run(
+        [*inside, *CAPSERVE, "serve", "--port", "0", "--workers", "2"],
+        env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ended.returncode == CANNOT_START
+    assert "in /dev/shm: Read-only file system; let them write there, or have one worker" in ended.stderr.splitlines()[-1]
+    assert "Traceback" not in ended.stderr
 
 
 def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
