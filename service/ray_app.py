@@ -20,17 +20,22 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from service.app import create_app
 from service.crew import in_own_thread
-from service.errors import Busy, NotReloaded, StartError
+from service.errors import Busy, MalformedRequest, NotReloaded, StartError
 from service.manifest import BundleError
 from service.process import allocator, interpreter, logs
 from service.process.siblings import Siblings
 from service.settings import Settings
 from service.state import Service
+from service.web.problems import problem
 
 logger = logging.getLogger(__name__)
 
 NAME = "capserve"
 BATCHES = 8  # that a replica is given at most, waiting and running
+OFFER = (
+    "Ray's proxy loses what comes with an offer of another protocol; send this without the header Upgrade, as curl does without "
+    "--http2, and Java's HttpClient with version(HTTP_1_1)"
+)
 ATTEMPTS = 3  # a bundle that is not sound will not be so the twentieth time either
 MARGIN = 5.0  # seconds beyond drain before Ray kills a replica
 PATIENCE = 5.0  # seconds for all replicas to tell their metrics
@@ -60,6 +65,7 @@ def app(scale: Scale) -> Any:
         interpreter.take_short_turns()
         made = create_app(there, siblings=Replicas())
         made.add_middleware(named_by_ray)
+        made.add_middleware(in_http_alone)
         return made
 
     return serve.deployment(
@@ -95,6 +101,19 @@ def named_by_ray(app: ASGIApp) -> ASGIApp:
             await send(message)
 
         await app(scope, receive, unnamed)
+
+    return called
+
+
+def in_http_alone(app: ASGIApp) -> ASGIApp:
+    """Of a request that offers another protocol Ray's proxy has lost the body, or takes it for the next request."""
+
+    async def called(scope: Scope, receive: Receive, send: Send) -> None:
+        named = dict(scope["headers"]).keys() if scope["type"] == "http" else set()
+        if b"upgrade" in named and named & {b"content-length", b"transfer-encoding"}:
+            refusal = problem(MalformedRequest.status, MalformedRequest.title, OFFER, {"Connection": "close"})
+            return await refusal(scope, receive, send)
+        await app(scope, receive, send)
 
     return called
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import html
 import json
@@ -21,6 +22,7 @@ import httpx
 import pytest
 from PIL import ExifTags, Image
 
+from service.app import create_app
 from service.bundle import Array
 from service.engine import CapsNet
 from service.process import logs
@@ -275,6 +277,22 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
         assert f"http://{place}/taken/off/predict" in client.get("/docs", headers=stripped).text
         for wrong in ("//evil.example", "/../up", "nowhere", '/"><script>', "/a b"):
             assert "servers" not in client.get("/openapi.json", headers={"X-Forwarded-Prefix": wrong}).json()
+
+
+def test_a_path_that_is_not_there_is_told_where_all_of_it_is(nets: dict[str, CapsNet]) -> None:
+    """As Ray calls the app with a prefix; uvicorn alone never asks for one without its slash."""
+
+    async def told(path: str) -> str:
+        transport = httpx.ASGITransport(create_app(settings(), nets), root_path="/below")
+        async with httpx.AsyncClient(transport=transport, base_url="http://digits") as client:
+            answer = await client.get(path)
+        assert answer.status_code == 404
+        detail: str = answer.json()["detail"]
+        return detail
+
+    lists = "there is nothing at this path; /below/docs lists what there is"
+    assert asyncio.run(told("/below/nowhere")) == lists
+    assert asyncio.run(told("/below")) == f"{lists}; the page is at /below/"
 
 
 def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path: Path, seven: bytes) -> None:

@@ -6,12 +6,15 @@ import asyncio
 import importlib.util
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
+import time
 from base64 import b64encode
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,6 +179,21 @@ def test_an_unchanged_drawing_is_not_sent_again(client: httpx.Client) -> None:
     first = client.get("/reconstruct?label=7")
     again = client.get("/reconstruct?label=7", headers={"If-None-Match": first.headers["etag"]})
     assert (again.status_code, again.content) == (304, b"")
+
+
+def test_a_body_that_comes_with_an_offer_of_another_protocol_is_refused(client: httpx.Client) -> None:
+    """As every POST of Java's HttpClient does. Ray's proxy would take the body for the next request."""
+    body = b"GET /readyz HTTP/1.1\r\nHost: digits\r\n\r\n"
+    head = b"POST /predict HTTP/1.1\r\nHost: digits\r\nConnection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAA\r\n"
+    with socket.create_connection((client.base_url.host, client.base_url.port), timeout=20) as connection:
+        connection.sendall(head + b"Content-Length: %d\r\n\r\n" % len(body))
+        time.sleep(0.3)
+        connection.sendall(body)
+        seen = b"".join(iter(partial(connection.recv, 1 << 16), b""))  # until it is closed
+    assert seen.startswith(b"HTTP/1.1 400 ")
+    assert b"Java's HttpClient" in seen
+    assert seen.count(b"HTTP/1.1") == 1
+    assert client.get("/models", headers={"Connection": "Upgrade", "Upgrade": "h2c"}).status_code == 200
 
 
 def test_when_all_replicas_are_full_it_is_503_with_retry_after(client: httpx.Client) -> None:

@@ -379,7 +379,16 @@ def test_without_any_temporary_folder_it_says_so(monkeypatch: pytest.MonkeyPatch
 
 
 def test_where_there_is_no_memory_to_share_it_says_so() -> None:
-    inside = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", 'mount -t tmpfs -o ro none /dev/shm && exec "$@"', "-"]
+    inside = [
+        "unshare",
+        "--user",
+        "--map-root-user",
+        "--mount",
+        "bash",
+        "-c",
+        'mount -t tmpfs -o ro none /dev/shm && exec "$@"',
+        "-",
+    ]
     if shutil.which("unshare") is None or subprocess.run([*inside, "true"], capture_output=True).returncode:
         pytest.skip("this sandbox lets nobody mount anything")
     ended = subprocess.run(
