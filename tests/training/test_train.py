@@ -17,6 +17,7 @@ import torch
 from service.manifest import MANIFEST
 from tests.sharing import made_once
 from training import checkpoint
+from training.__main__ import main
 from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
@@ -30,8 +31,11 @@ from training.train import train
 
 ROOT = Path(__file__).parents[2]
 CPU = Place(torch.device("cpu"))
-TRAIN = [sys.executable, "-m", "training", "train", "--preset", "tiny"]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1"]
+CAPTRAIN = [sys.executable, "-m", "training"]
+TORCHRUN = [
+    *(sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone", "--local-addr=127.0.0.1"),
+    *("-m", "training"),
+]
 
 
 def config(name: str = "tiny", **training: Any) -> Config:
@@ -165,18 +169,23 @@ def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: Da
 
 @pytest.fixture(scope="session")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once("whole", lambda out: to_the_end([*long_run(folder), "--out", str(out)]), tmp_path_factory)
+    return made_once("whole", lambda out: to_the_end(long_run(folder), out), tmp_path_factory)
 
 
 def long_run(folder: Path) -> list[str]:
-    """A run of the real program that lasts long enough to be interrupted."""
+    """One that lasts long enough to be interrupted."""
     flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "10", "--epochs", "5"]
-    return [*TRAIN, *flags]
+    return ["train", "--preset", "tiny", *flags]
 
 
-def to_the_end(command: list[str]) -> None:
+def to_the_end(arguments: list[str], out: Path, *flags: str) -> None:
+    """In this process: another would take seconds to import torch."""
+    assert main([*arguments, "--out", str(out), *flags]) == 0
+
+
+def both_to_the_end(command: list[str], out: Path, *flags: str) -> None:
     """What a process that failed said is the only way to learn why it did, where that is rare."""
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run([*command, "--out", str(out), *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
 
@@ -185,7 +194,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
     number: signal.Signals, folder: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
     """SIGINT and SIGTERM save the step under way and say how to go on; after SIGKILL the last whole epoch is there."""
-    process = subprocess.Popen([*long_run(folder), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen([*CAPTRAIN, *long_run(folder), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "history.csv").exists():
         assert process.poll() is None
         time.sleep(0.002)
@@ -197,7 +206,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
         assert process.returncode == 130
         assert "go on with the same command and --resume" in message
     assert len(checkpoint.load(tmp_path).history) < 5
-    to_the_end([*long_run(folder), "--out", str(tmp_path), "--resume"])
+    to_the_end(long_run(folder), tmp_path, "--resume")
     assert same(uninterrupted, tmp_path)
 
 
@@ -208,7 +217,7 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
         "import sys, time\nfrom training import train\nfrom training.__main__ import main\n"
         "train.fixed_batches = lambda *_: [print('validating', flush=True), time.sleep(600)]\nsys.exit(main(sys.argv[1:]))"
     )
-    command = [sys.executable, "-c", program, *long_run(folder)[3:], "--out", str(tmp_path)]
+    command = [sys.executable, "-c", program, *long_run(folder), "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
@@ -430,15 +439,14 @@ def poisoned(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_a_loss_that_is_no_number_stops_with_its_own_status_and_keeps_the_last_good_checkpoint(
-    poisoned: Path, folder: Path
+    poisoned: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (poisoned / checkpoint.FILE).read_bytes()
     flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "50", "--epochs", "3"]
-    done = subprocess.run([*TRAIN, *flags, "--out", str(poisoned), "--resume"], capture_output=True, text=True)
-    assert done.returncode == 3, done.stderr
-    assert "the loss is nan at step" in done.stderr
-    assert f"the last good checkpoint is {poisoned / checkpoint.FILE}" in done.stderr
-    assert "Traceback" not in done.stderr
+    assert main(["train", "--preset", "tiny", *flags, "--out", str(poisoned), "--resume"]) == 3
+    told = capsys.readouterr().err
+    assert "the loss is nan at step" in told
+    assert f"the last good checkpoint is {poisoned / checkpoint.FILE}" in told
     assert (poisoned / checkpoint.FILE).read_bytes() == before
 
 
@@ -469,7 +477,7 @@ def test_two_digits_a_picture_train_on_their_own_canvas(pairs: str, data: DataSe
 
 def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None:
     """torchrun with DDP over gloo: each half of every batch, the same weights in the end but for rounding."""
-    flags = ["--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "359", "--epochs", "2"]
+    flags = ["train", "--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "359", "--epochs", "2"]
     flags += [
         "--batch-size",
         "20",  # 41 pictures: a last batch of one, which only one process can learn from
@@ -480,8 +488,8 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
         "--ema",
         "0",
     ]
-    for launcher, out in (([sys.executable], "one"), (TORCHRUN, "two")):
-        to_the_end([*launcher, "-m", "training", "train", *flags, "--out", str(tmp_path / out)])
+    to_the_end(flags, tmp_path / "one")
+    both_to_the_end([*TORCHRUN, *flags], tmp_path / "two")
     one, two = (checkpoint.load(tmp_path / out) for out in ("one", "two"))
     assert one.step == two.step == 6
     for mine, theirs in zip(one.history, two.history, strict=True):
@@ -494,9 +502,9 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
 @pytest.mark.timeout(600)  # torchrun starts four times, each of its processes imports torch
 def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
     """First one of them is told, and not the one that saves; then torchrun, which tells both."""
-    command = [*TORCHRUN, *long_run(folder)[1:]]
+    command = [*TORCHRUN, *long_run(folder)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    to_the_end([*command, "--out", str(whole)])
+    both_to_the_end(command, whole)
     for flags, done in (([], 0), (["--resume"], 1)):
         process = subprocess.Popen([*command, "--out", str(parts), *flags], stderr=subprocess.PIPE, text=True)
         try:
@@ -511,7 +519,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
         state = checkpoint.load(parts)
         assert f"stopped at step {state.step}; go on with the same command and --resume" in message
         assert state.step % 34, "expected a checkpoint from the middle of an epoch"
-    to_the_end([*command, "--out", str(parts), "--resume"])
+    both_to_the_end(command, parts, "--resume")
     assert same(whole, parts, rounding=1e-6)  # a stopped epoch's losses are added up in another order
 
 
