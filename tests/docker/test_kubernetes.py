@@ -8,7 +8,6 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import kubernetes_validate
 import pytest
 import yaml
 
@@ -78,6 +77,8 @@ def merged(base: Any, change: Any) -> Any:
 
 
 def check(manifest: Manifest) -> None:
+    import kubernetes_validate  # here: it takes seconds, of each process that runs tests
+
     if manifest["kind"] not in FOREIGN:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
 

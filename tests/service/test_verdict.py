@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image, ImageFilter
-from sklearn.metrics import roc_auc_score
 
 from service import bundle, images, verdict
 from service.bundle import Array
@@ -117,6 +116,8 @@ def test_what_is_no_digit_is_found_out(
     _, usual = real
     verdicts, surprise = judged(compact, odd())
     share = verdicts.count("not_a_digit") / len(verdicts)
+    from sklearn.metrics import roc_auc_score  # here: it takes seconds, of each process that runs tests
+
     auroc = roc_auc_score(np.repeat([0, 1], [len(usual), len(surprise)]), np.concatenate([usual, surprise]))
     print(f"\n{odd.__name__}: AUROC {auroc:.3f}, {share:.1%} of {len(verdicts)} are not_a_digit")
     assert auroc >= least
