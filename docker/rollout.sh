@@ -4,7 +4,7 @@
 #   docker/rollout.sh -f docker-compose.yml -f docker/compose.cpu.yml -f docker/compose.replicas.yml
 # The arguments are those of `docker compose` with which it was started. For a while there are twice as many replicas. Where a new one
 # is not ready within ROLLOUT_WAIT seconds (120), or this is interrupted before all are, the new ones go and the old ones stay: exit
-# status 1, or the signal's.
+# status 1, or the signal's. Once all are, the old ones go, and nothing interrupts that.
 set -euo pipefail
 compose() { docker compose "${files[@]}" "$@"; }
 files=("$@")
@@ -12,6 +12,16 @@ files=("$@")
 # Not by `docker compose ps --all`, which also lists what `docker compose run` has started.
 project=$(compose config | sed -n 's/^name: //p' | tr -d '"')
 labels=(com.docker.compose.project="$project" com.docker.compose.service=capserve com.docker.compose.oneoff=False)
+
+# Two at once would take each other's new replicas for old ones.
+lock=${TMPDIR:-/tmp}/capserve-rollout.$project
+[ -e "$lock" ] || : >"$lock"
+exec 9<"$lock"
+if command -v flock >/dev/null && ! flock --nonblock 9; then
+  echo "another rollout of $project is under way" >&2
+  exit 1
+fi
+
 replicas() { docker ps --no-trunc --quiet "${labels[@]/#/--filter=label=}" "$@"; }
 
 mapfile -t old < <(replicas)
@@ -56,7 +66,8 @@ trap 'exit 143' TERM
 
 echo "starting $count beside $count"
 start || { echo "the new replicas did not become ready" >&2; exit 1; }
-trap - EXIT HUP INT TERM
+trap - EXIT
+trap '' HUP INT TERM  # or old and new would serve beside each other
 for each in "${old[@]}"; do
   echo "stopping ${each:0:12}"
   docker stop "$each" >/dev/null  # SIGTERM, and the time that stop_grace_period gives

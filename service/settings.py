@@ -56,7 +56,9 @@ class Settings(BaseSettings):
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(
-        None, description="key to ask for on all but health, metrics and the page's own files; no flag, since all users see those"
+        None,
+        description="key to ask for on all but health, metrics and the page's own files, or several, a line each, any of which will "
+        "do; no flag, since all users see those",
     )
     traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
@@ -88,13 +90,13 @@ class Settings(BaseSettings):
         """In a header, and typed into the page; files and secrets often end with a line break."""
         if api_key is None:
             return None
-        key = api_key.get_secret_value().strip()
-        if not (key and key.isascii() and key.isprintable() and len(key) <= LONGEST_KEY):
+        keys = [line.strip() for line in api_key.get_secret_value().strip().split("\n")]
+        if not all(key and key.isascii() and key.isprintable() and len(key) <= LONGEST_KEY for key in keys):
             raise ValueError(
-                f"api_key: expected printable ASCII, at most {LONGEST_KEY:,} characters and not white space alone; "
+                f"api_key: expected printable ASCII, at most {LONGEST_KEY:,} characters a line and none with white space alone; "
                 "what was found is kept secret"
             )
-        return SecretStr(key)
+        return SecretStr("\n".join(keys))
 
     @field_validator("traces")
     @classmethod

@@ -40,8 +40,8 @@ class Envelope:
         self._crew, self._refusals = service.crew, service.refusals
         self._tracing = tracing
         self._lateness = Lateness(service.settings.max_wait)
-        key = service.settings.api_key
-        self._key = None if key is None else key.get_secret_value().encode()
+        keys = service.settings.api_key
+        self._keys = [] if keys is None else keys.get_secret_value().encode().split(b"\n")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -123,9 +123,10 @@ class Envelope:
         return problems.of(error)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
-        if self._key is None:
+        if not self._keys:
             return True
-        return any(hmac.compare_digest(self._key, key) for name, value in headers if (key := _key(name, value)) is not None)
+        sent = [key for name, value in headers if (key := _key(name, value)) is not None]
+        return any([hmac.compare_digest(known, key) for key in sent for known in self._keys])  # all of them, or time would tell
 
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ def answered(engine: dict[str, Any], words: list[str]) -> Iterator[str]:
             for name in named:
                 yield containers[name]["health" if "Health" in what else "env"]
         case ["stop", *_]:
+            time.sleep(engine["patience"])
             for name in named:
                 containers[name]["state"] = "exited"
         case ["rm", *_]:

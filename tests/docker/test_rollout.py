@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ import pytest
 
 from tests.docker import engine
 from tests.docker.engine import container
+from tests.waiting import until
 
 ROOT = Path(__file__).parents[2]
 OLD = {"old0", "old1"}
@@ -27,17 +27,20 @@ class Engine:
         self.file = folder / "engine.json"
         self.key: str | None = None
         self.health = "healthy"
+        self.patience = 0.0  # seconds that a replica takes to stop
         docker = folder / "docker"
         docker.write_text(f'#!/bin/sh\nexec {sys.executable} {engine.__file__} "$@"\n')
         docker.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ENGINE": str(self.file), "ROLLOUT_WAIT": "1"}
+        self.environment["TMPDIR"] = str(folder)
 
     def begin(self, key: str | None = None) -> None:
         """With replicas that ask for a key, or for none."""
         containers = {name: container(key) for name in OLD}
         containers |= {"stopped": container(key, state="exited")}
         containers |= {"check": container(key, oneoff=True), "checked": container(key, state="exited", oneoff=True)}
-        self.file.write_text(json.dumps({"containers": containers, "key": self.key, "health": self.health}))
+        engine = {"containers": containers, "key": self.key, "health": self.health, "patience": self.patience}
+        self.file.write_text(json.dumps(engine))
 
     def rollout(self, **settings: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -101,15 +104,39 @@ def test_an_interrupted_one_leaves_what_there_was(host: Engine, number: signal.S
     host.health = "starting"
     host.begin()
     rollout = host.rollout(ROLLOUT_WAIT="60")
-    until = time.monotonic() + 60
-    while not host.containers >= NEW:
-        assert time.monotonic() < until
-        time.sleep(0.05)
+    until(lambda: host.containers >= NEW, seconds=60)
     rollout.send_signal(number)
     status, told = ended(rollout)
     assert status == 128 + number, told
     assert host.containers == OLD | OTHERS
     assert host.running == OLD | {"check"}
+
+
+def test_one_that_has_begun_to_stop_the_old_is_not_interrupted(host: Engine) -> None:
+    host.patience = 0.5
+    host.begin()
+    rollout = host.rollout(ROLLOUT_WAIT="60")
+    assert rollout.stdout is not None
+    for line in rollout.stdout:
+        if line.startswith("stopping"):
+            rollout.terminate()
+            break
+    status, told = ended(rollout)
+    assert status == 0, told
+    assert host.containers == NEW | OTHERS
+
+
+def test_of_two_at_once_the_second_touches_nothing(host: Engine) -> None:
+    host.health = "starting"
+    host.begin()
+    first = host.rollout(ROLLOUT_WAIT="60")
+    until(lambda: host.containers >= NEW, seconds=60)
+    status, told = ended(host.rollout())
+    assert (status, told) == (1, "another rollout of trial is under way\n")
+    assert host.containers == OLD | NEW | OTHERS
+    first.terminate()
+    ended(first)
+    assert host.containers == OLD | OTHERS
 
 
 def test_a_key_is_not_lost_in_silence(host: Engine) -> None:

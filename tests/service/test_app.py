@@ -65,6 +65,12 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         assert document["paths"]["/healthz"]["get"]["security"] == []
 
 
+def test_of_several_keys_any_will_do_while_one_takes_the_place_of_another(nets: dict[str, CapsNet]) -> None:
+    with serving(settings(api_key=f"the new one\n{KEY}"), nets) as client:
+        for key, status in (("the new one", 200), (KEY, 200), (f"the new one\t{KEY}", 401), ("", 401), ("the", 401)):
+            assert client.get("/models", headers={"X-API-Key": key}).status_code == status, key
+
+
 def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) -> None:
     """A redirect would lead from a proxy's https: to our http:, and the key with it."""
     for path in ("/predict/", "/models/", "/docs/"):

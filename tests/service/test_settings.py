@@ -26,7 +26,14 @@ def test_a_key_may_end_in_the_line_break_of_its_file(around: str, monkeypatch: p
     assert key.get_secret_value() == "two words"
 
 
-@pytest.mark.parametrize("key", ["schl\u00fcssel", "a\tb", "a\nb", "a" * 1_025])
+def test_keys_may_be_several_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSERVE_API_KEY", "the new one \r\nthe old one\n")
+    keys = Settings().api_key
+    assert keys is not None
+    assert keys.get_secret_value() == "the new one\nthe old one"
+
+
+@pytest.mark.parametrize("key", ["schl\u00fcssel", "a\tb", "a\rb", "a\n\nb", "a" * 1_025])
 def test_a_key_that_no_page_and_no_header_could_send_is_refused_and_not_told(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSERVE_API_KEY", key)
     with pytest.raises(ValidationError) as refused:
