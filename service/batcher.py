@@ -69,7 +69,8 @@ class _Batch:
     requests: list[_Request] = field(default_factory=list)
     over: list[_Request] = field(default_factory=list)  # they need not run
     images: int = 0
-    given_up: bool = False  # all were refused while it was at work; written by the loop
+    looks: int = 0  # at it while it was at work; written by the loop, as what follows
+    given_up: bool = False  # all were refused while it was at work
 
 
 class Batcher:
@@ -103,7 +104,7 @@ class Batcher:
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runners = runners
-        self._at_work: list[tuple[float, _Batch] | None] = [None] * runners  # since when on what; each runner writes its own
+        self._at_work: list[_Batch | None] = [None] * runners  # each runner writes its own
 
     @property
     def queued(self) -> int:
@@ -179,21 +180,24 @@ class Batcher:
         self._run = self._observer = None  # type: ignore[assignment]
         return True
 
-    def drop_overdue(self, hanging: float) -> bool:
-        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After
-        `hanging` seconds also those who wait for what it hangs in; True while there is such a one."""
+    def drop_overdue(self, looks: int) -> bool:
+        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After so many
+        looks also those who wait for what it hangs in; True while there is such a one. Seconds would also pass while all of us stand
+        still, as in a container that is paused."""
         if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
             try:
                 self._dismiss(self._in_vain())
             finally:
                 self._picking.release()
-        since = time.monotonic() - hanging
-        hung = [batch for began, batch in filter(None, self._at_work) if began < since]
+        at_work = list(filter(None, self._at_work))
+        for batch in at_work:
+            batch.looks += 1
+        hung = [batch for batch in at_work if batch.looks > looks]
         for batch in hung:
             if not batch.given_up:
                 batch.given_up = True
                 for request in batch.requests:
-                    request.refuse(Broken(f"the model did not answer within {hanging:g} seconds; ask another replica", "failed"))
+                    request.refuse(Broken("the model hangs, and has not answered; ask another replica", "failed"))
                 self._end(len(batch.requests))
                 self._dismiss(batch.over)
         return bool(hung)
@@ -233,7 +237,7 @@ class Batcher:
             error: Exception | None = None
             started = time.monotonic()
             if batch.requests:
-                self._at_work[number] = started, batch
+                self._at_work[number] = batch
                 try:
                     outputs, stages = self._run(*_stacked(batch.requests))
                 except Exception as failure:  # whatever a runtime throws: these requests fail, the next may not

@@ -25,7 +25,7 @@ from service.visits import Stages
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
-HANGING = 60.0  # seconds that no batch takes: after so many the runtime hangs, and the process asks for the same
+HANGING = 60  # looks, a second apart, at a batch: none takes so long; the runtime hangs then, and the process asks for the same
 MOST_DRAWINGS = 4_096  # that may wait at least, and that one request may ask for
 
 
@@ -120,7 +120,7 @@ class Served:
         found = [batcher.drop_overdue(HANGING) for batcher in (self._encodings, self._drawings)]
         if any(found) and not self.hangs:
             self._metrics.failures.labels(self.manifest.name).inc()
-            logger.error("model %s hangs: a batch has been at work for more than %g s", self.manifest.name, HANGING)
+            logger.error("model %s hangs: a batch has been at work for more than %d s", self.manifest.name, HANGING)
         self.hangs = any(found)
 
     def failed(self, error: Exception) -> None:

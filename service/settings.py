@@ -57,8 +57,8 @@ class Settings(BaseSettings):
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(
         None,
-        description="key to ask for on all but health, metrics and the page's own files, or several, a line each, any of which will "
-        "do; no flag, since all users see those",
+        description="key to ask for on all but health, metrics and the page's own files, or several, a line each, any of which "
+        "will do; no flag, since all users see those",
     )
     traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
     log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")

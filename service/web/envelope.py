@@ -126,7 +126,8 @@ class Envelope:
         if not self._keys:
             return True
         sent = [key for name, value in headers if (key := _key(name, value)) is not None]
-        return any([hmac.compare_digest(known, key) for key in sent for known in self._keys])  # all of them, or time would tell
+        found = [hmac.compare_digest(known, key) for key in sent for known in self._keys]  # all of them, or time would tell
+        return any(found)
 
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number

@@ -286,7 +286,7 @@ def test_another_sites_page_cannot_have_it_reload(keyed: httpx.Client, told: dic
 def test_a_model_that_hangs_while_it_is_replaced_keeps_nobody(
     folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.served.HANGING", 2.0)
+    monkeypatch.setattr("service.served.HANGING", 2)
     inside, over = threading.Event(), threading.Event()
     chosen = settings(api_key="sesame", deadline=0.5, drain=1.0, max_batch=1).model_copy(update={"models": folder})
     nets = catalogue.load(chosen)
