@@ -181,9 +181,9 @@ class Batcher:
         return True
 
     def drop_overdue(self, looks: int) -> bool:
-        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After so many
-        looks also those who wait for what it hangs in; True while there is such a one. Seconds would also pass while all of us stand
-        still, as in a container that is paused."""
+        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After so
+        many looks also those who wait for what it hangs in; True while there is such a one. Seconds would also pass while all of
+        us stand still, as in a container that is paused."""
         if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
             try:
                 self._dismiss(self._in_vain())

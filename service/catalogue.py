@@ -65,7 +65,7 @@ def folders(settings: Settings) -> list[Path]:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise BundleError(f"{settings.models}: {error.strerror}; raise their limit (`ulimit -n`)") from error
         names, what = [], str(error.strerror)
-    if (settings.models / MANIFEST).exists():
+    if os.path.exists(settings.models / MANIFEST):  # Path's own raises where a folder may not be looked into
         raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that it lies in")
     if not names:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
@@ -183,10 +183,11 @@ class Catalogue:
         try:
             async with self._reloading:
                 changes = await self._taken_up_in_time()
-        except (BundleError, StartError) as error:
-            why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
-            logger.error("not reloaded, what was served before still is: %s", why)
+        except Exception as error:
             self._metrics.reloaded.set(0)
+            if isinstance(error, (BundleError, StartError)):
+                why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
+                logger.error("not reloaded, what was served before still is: %s", why)
             raise
         self._metrics.reloaded.set(1)
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))

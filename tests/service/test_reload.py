@@ -13,9 +13,10 @@ import socket
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -252,6 +253,28 @@ def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch:
 def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     shutil.rmtree(folder / "tiny")
     assert keyed.post("/models/reload").status_code == 409
+    assert keyed.post("/predict", content=seven).status_code == 200
+
+
+def test_a_folder_that_may_not_be_looked_into_changes_nothing(
+    keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As the kernel tells whoever is not root."""
+
+    def refusing(look: Callable[..., object]) -> Callable[..., object]:
+        def refused(path: Any, *rest: Any, **options: Any) -> object:
+            if str(path).startswith(str(folder)):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
+            return look(path, *rest, **options)
+
+        return refused
+
+    with monkeypatch.context() as patched:
+        for name in ("scandir", "stat"):
+            patched.setattr(os, name, refusing(getattr(os, name)))
+        answer = keyed.post("/models/reload")
+    assert answer.status_code == 409
+    assert "expected a folder of bundles, found Permission denied" in answer.json()["detail"]
     assert keyed.post("/predict", content=seven).status_code == 200
 
 
