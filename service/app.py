@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from functools import partial
@@ -17,7 +18,7 @@ from service.catalogue import Catalogue
 from service.crew import Crew, in_own_thread
 from service.engine import CapsNet
 from service.metrics import Metrics
-from service.process import cpus
+from service.process import cpus, memory
 from service.process.siblings import Siblings
 from service.routes import health, inference_protocol, models, playground, predict, reconstruct
 from service.scrapes import Scrapes
@@ -31,6 +32,8 @@ from service.web.shortcut import Shortcut
 
 if TYPE_CHECKING:
     from service.tracing import Tracing
+
+logger = logging.getLogger(__name__)
 
 LARGEST_BODIES = 16  # in memory at once, or more of smaller ones; shared by workers
 DECODERS = 4  # threads at most, shared by workers: a picture of max_pixels takes hundreds of MB while it is at work on one
@@ -46,7 +49,9 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
     serving = Catalogue(nets, settings, metrics)
     decoders = max(1, min(settings.threads or cpus.available(), DECODERS) // settings.workers)
     crew = Crew(decoders, settings.max_queue, settings.max_wait, settings.deadline)
-    bodies = Bodies(max(1, LARGEST_BODIES // settings.workers) * settings.max_body)
+    bodies = max(1, LARGEST_BODIES // settings.workers) * settings.max_body
+    if warning := memory.too_little(settings, decoders * settings.workers, bodies * settings.workers):
+        logger.warning(warning)
     app = FastAPI(
         title="capserve",
         version=version("capserve"),
@@ -60,7 +65,9 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
     )
     siblings = siblings or Siblings()
     scrapes = Scrapes(partial(siblings.metrics, partial(in_own_thread, metrics.text)))
-    service = app.state.service = Service(settings, serving, metrics, crew, Brevity(), bodies, Refusals(), siblings, scrapes)
+    service = app.state.service = Service(
+        settings, serving, metrics, crew, Brevity(), Bodies(bodies), Refusals(), siblings, scrapes
+    )
     app.state.tracing = tracing
     app.add_middleware(Shortcut, routers=[predict.router, reconstruct.router], handlers=problems.HANDLERS)
     app.add_middleware(Envelope, service=service, tracing=tracing)

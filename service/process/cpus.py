@@ -39,11 +39,11 @@ def _flags() -> list[str]:
 
 def _quota() -> float | None:
     """Cores' worth of time a period, the least that our cgroup and those above it allow."""
-    allowed = [quota for folder in _folders() if (quota := _of(folder)) is not None]
+    allowed = [quota for folder in groups("cpu") if (quota := _of(folder)) is not None]
     return min(allowed, default=None)
 
 
-def _folders() -> Iterator[Path]:
+def groups(controller: str) -> Iterator[Path]:
     """Ours and all above it, in either version of cgroups; in a container the first that is mounted may be the topmost."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
@@ -51,8 +51,8 @@ def _folders() -> Iterator[Path]:
         return  # no Linux
     for line in lines:
         _, controllers, path = line.split(":", 2)
-        if controllers == "" or "cpu" in controllers.split(","):
-            top = CGROUPS / "cpu" if controllers else CGROUPS
+        if controllers == "" or controller in controllers.split(","):
+            top = CGROUPS / controller if controllers else CGROUPS
             ours = top / path.lstrip("/")
             yield from (folder for folder in (ours, *ours.parents) if folder.is_relative_to(top))
 

@@ -1,0 +1,39 @@
+"""What memory a server may come to need, and what it is allowed: whoever takes more is killed, in the middle of a picture."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from service.process import cpus
+from service.settings import Settings
+
+PROCESS = 205 << 20  # bytes of one with the three shipped models
+PIXEL = 16  # bytes of a picture that is decoded
+FILES = ("memory.max", "memory.limit_in_bytes")  # of both versions of cgroups
+
+
+def allowed() -> int | None:
+    """Bytes, the least that our cgroup and those above it allow."""
+    limits = [limit for folder in cpus.groups("memory") for file in FILES if (limit := _in(folder / file)) is not None]
+    return min(limits, default=None)
+
+
+def too_little(settings: Settings, pictures: int, bodies: int) -> str | None:
+    """In words, if it is too little for so many pictures at once and so many bytes of bodies, over all workers."""
+    if (limit := allowed()) is None:
+        return None
+    others = settings.workers * PROCESS + bodies
+    needed = others + pictures * PIXEL * settings.max_pixels
+    if limit >= needed:
+        return None
+    found = f"a limit of {limit >> 20} MB on memory, of which {pictures} pictures of {settings.max_pixels:,} pixels may need"
+    fits = max(0, limit - others) // (pictures * PIXEL)
+    instead = f", or CAPSERVE_MAX_PIXELS={fits}" if fits else ""
+    return f"{found} {needed >> 20}: one of them could end this server; raise it{instead}"
+
+
+def _in(file: Path) -> int | None:
+    try:
+        return int(file.read_text())
+    except (OSError, ValueError):  # there is none, or it is "max"
+        return None

@@ -1,0 +1,59 @@
+"""Whoever gives a server less memory than its settings may come to need is told so, and with which they would not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from service.app import create_app
+from service.engine import CapsNet
+from service.process import cpus, memory
+from tests.service.conftest import settings
+
+MB = 1 << 20
+
+
+@pytest.fixture(
+    params=[("0::/slice/unit", "slice", "memory.max"), ("4:memory:/slice/unit", "memory/slice", "memory.limit_in_bytes")]
+)
+def limit(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where a group above ours has its own, in either version of cgroups."""
+    membership, folder, file = request.param
+    monkeypatch.setattr(cpus, "MEMBERSHIP", tmp_path / "membership")
+    monkeypatch.setattr(cpus, "CGROUPS", tmp_path)
+    (tmp_path / "membership").write_text(membership)
+    (tmp_path / folder / "unit").mkdir(parents=True)
+    found: Path = tmp_path / folder / file
+    return found
+
+
+def test_what_is_allowed_is_the_least(limit: Path) -> None:
+    assert memory.allowed() is None
+    limit.write_text(str(300 * MB))
+    (limit.parent / "unit" / limit.name).write_text(str(500 * MB))
+    assert memory.allowed() == 300 * MB
+    limit.write_text("max")
+    assert memory.allowed() == 500 * MB
+
+
+def test_too_little_is_told_with_what_would_do(limit: Path) -> None:
+    wanted = settings(max_pixels=10_000_000)
+    for megabytes in (400, 460):
+        limit.write_text(str(megabytes * MB))
+        told = memory.too_little(wanted, pictures=2, bodies=50 * MB) or ""
+        fitting = settings(max_pixels=int(told.rpartition("CAPSERVE_MAX_PIXELS=")[2]))
+        assert memory.too_little(fitting, pictures=2, bodies=50 * MB) is None
+    limit.write_text(str(200 * MB))
+    assert (memory.too_little(wanted, pictures=2, bodies=50 * MB) or "").endswith("raise it")
+    limit.write_text(str(700 * MB))
+    assert memory.too_little(wanted, pictures=2, bodies=50 * MB) is None
+
+
+def test_the_log_tells_it(limit: Path, nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
+    create_app(settings(threads=2), nets)
+    assert caplog.messages == []
+    limit.write_text(str(260 * MB))
+    create_app(settings(threads=2), nets)
+    (told,) = caplog.messages
+    assert "260 MB on memory, of which 2 pictures of 25,000,000 pixels may need 1127: one of them could end this server" in told
