@@ -370,6 +370,27 @@ def _underline(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.r
     draw.line((middle - 1.3 * reach, heights[0], middle + 1.3 * reach, heights[1]), fill=255, width=7)
 
 
+def _on_a_line(gap: float, asked: str = "") -> Style:
+    """A form's, on which one writes an answer: below it by this part of its height, or drawn through its feet."""
+
+    def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
+        written = cropped(mask)
+        high, wide = written.shape
+        bottom, begins, ends = round(1.6 * high), round(1.4 * high), round(3.4 * high)
+        page = np.zeros((round(2.1 * high), round(3.5 * high)))
+        top = bottom - round((1 + gap) * high)
+        left = round(rng.uniform(begins + 0.15 * high, ends - wide - 0.15 * high))
+        page[top : top + high, left : left + wide] = written
+        canvas = Image.new("L", page.shape[::-1])
+        draw = ImageDraw.Draw(canvas)
+        draw.line((begins, bottom, ends, bottom), fill=255, width=max(2, high // 70))
+        draw.text((0.1 * high, bottom), asked, fill=255, font=ImageFont.load_default(0.3 * high), anchor="ls")
+        printed = np.asarray(canvas, dtype=np.float64) / 255
+        return jpeg(painted(page, (0.1, 0.15, 0.4), np.asarray(painted(printed, (0.1, 0.1, 0.1), (0.97, 0.97, 0.95))) / 255), 85)
+
+    return picture
+
+
 STYLES: dict[str, Style] = {
     "black on white": lambda mask, rng: grey(mask, 0.0, 1.0),
     "white on black": lambda mask, rng: grey(mask, 1.0, 0.0),
@@ -409,6 +430,10 @@ STYLES: dict[str, Style] = {
     "in a form": _with_lines(_cells, (0.45, 0.45, 0.5), turn=2),
     "in a red ring": _with_lines(_ring, (0.85, 0.15, 0.15)),
     "underlined": _with_lines(_underline, (0.1, 0.1, 0.15), turn=3),
+    "on a line": _on_a_line(-0.04),
+    "close above a line": _on_a_line(0.05),
+    "on a line behind a word": _on_a_line(-0.04, "Age:"),
+    "above a line behind a word": _on_a_line(0.15, "Age:"),
     "far corner": lambda mask, rng: grey(margins(mask, 1000, 0.95, 0.9), 0.0, 1.0),
     "no margin": lambda mask, rng: grey(cropped(mask), 0.0, 1.0),
     "no margin, light on dark": lambda mask, rng: grey(cropped(mask), 0.9, 0.2),

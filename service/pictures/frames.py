@@ -24,6 +24,8 @@ BESIDE = 0.6  # of what is framed: how high something outside may be, words of w
 THIN = 0.12  # of a line's length: the most that it may be high
 BEYOND = 0.18  # of what is written: how far a line must reach to either side
 AWAY = 0.065  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
+# The same: how far a line reaches to both sides together, and to either, that is no foot of it, however near.
+FAR, SOME = 0.9, 0.05
 SHORTEST = 0.15  # of a line's length: what is shorter is dirt above a line on which nothing is written
 MANY = 20  # blots, of which none frames others
 NESTED = 3  # frames, one in another
@@ -43,13 +45,15 @@ def unframed(departing: Departure) -> Departure | None:
     for _ in range(NESTED):
         blots = blots.framed() or blots
     framed = blots is not every
-    blots = blots.without_a_line() or blots
+    above = blots.without_a_line()
+    blots = above or blots
     if blots is every:
         return None
     kept = np.isin(every.numbers, blots.names)
     others = (every.numbers > 0) & ~kept
     # Smooth edges are its own as well, but not those of a frame.
-    return Departure(np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0), framed)
+    alone = np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0)
+    return Departure(alone, framed, lined=departing.lined or above is not None)
 
 
 def _in_parts(mask: Mask) -> bool:
@@ -126,15 +130,19 @@ class _Blots(Blots):
         return RINGED if shape.fills_as_disc() else None
 
     def without_a_line(self) -> _Blots | None:
-        """All but the widest, if that is a straight line below them which reaches beyond them on either side. Not above: that is
-        where a 7 has its bar."""
+        """All but the widest, if that is a straight line below them which reaches beyond them on either side, and but for words
+        beside that. Not above: that is where a 7 has its bar."""
         if len(self.names) < 2:
             return None
         widest = int((self.right - self.left).argmax())
         rest = self.some(np.arange(len(self.names)) != widest)
+        over_it = (rest.right >= self.left[widest]) & (rest.left <= self.right[widest])
+        if over_it.any() and rest.height[~over_it].max(initial=0) <= BESIDE * rest.some(over_it).longest:
+            rest = rest.some(over_it)  # beside it are words of what is asked for
         top, bottom, left, right = rest.top.min(), rest.bottom.max(), rest.left.min(), rest.right.max()
-        beyond = BEYOND * (right - left + 1)
-        if self.left[widest] > left - beyond or self.right[widest] < right + beyond:
+        height, beyond = bottom - top + 1, (left - self.left[widest], self.right[widest] - right)
+        no_foot = sum(beyond) > FAR * height and min(beyond) > SOME * height
+        if not no_foot and min(beyond) < BEYOND * (right - left + 1):
             return None
         line = self.numbers == self.names[widest]
         box = Rectangle.around(line)
@@ -142,7 +150,8 @@ class _Blots(Blots):
             return None
         across = slice(left, right + 1)
         below = _apart(np.isin(self.numbers[:, across], rest.names), line[:, across])
-        return rest if below > AWAY * (bottom - top + 1) and rest.longest > SHORTEST * (box.right - box.left) else None
+        apart = below > (0 if no_foot else AWAY * height)
+        return rest if apart and rest.longest > SHORTEST * (box.right - box.left) else None
 
 
 def _clear(side: Mask) -> Places:

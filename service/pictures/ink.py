@@ -42,7 +42,7 @@ def ink_of(picture: Image.Image, alone: bool = True) -> Array:
         ink = _cleaned(departing, alone)
     if ink.any() and max(picture.size) > LARGEST and (place := _place(ink)).longer < ENOUGH:
         closer = _closer(picture, place, sheet is not None, alone)
-        if departing.framed:
+        if departing.framed or departing.lined:  # which may run out of what is looked at closer
             closer = closer * place.seen(ink, *closer.shape)
         return closer if closer.any() else ink
     return ink

@@ -74,6 +74,7 @@ class Departure:
 
     line: Array  # (h, w)
     framed: bool = False  # what is left is what a frame encloses
+    lined: bool = False  # or what stands on a line or above it
 
     @cached_property
     def levels(self) -> Array:

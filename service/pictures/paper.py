@@ -7,6 +7,7 @@ A paper is believed if nearly all of the picture's border looks like it, or else
 
 from __future__ import annotations
 
+from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
@@ -16,6 +17,7 @@ from service.bundle import Array
 from service.pictures.blots import Blots, components, edge, extremes, grown, stroke_width
 from service.pictures.frames import unframed
 from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, otsu, quantile
+from service.pictures.lines import unlined
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
 
@@ -48,6 +50,8 @@ def departure(colours: Array, alone: bool = True) -> Departure:
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
     if not alone:
         return rest
+    if rest is seen:  # no rules, of which it would be one
+        seen = rest = unlined(seen)
     framed = unframed(seen)
     if framed is not None and not seen.noisy:
         return unruled(framed)
@@ -96,7 +100,7 @@ def _unshaded(departing: Departure) -> Departure:
         return departing
     if Blots.of(components(ink)).longest < LONGER * wide:  # where a pale pen rested, or an outline is broken
         return departing
-    return Departure(np.maximum(line - level, 0), departing.framed)
+    return replace(departing, line=np.maximum(line - level, 0))
 
 
 def _border(height: int, width: int) -> Places:

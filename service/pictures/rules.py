@@ -7,6 +7,7 @@ else hangs on them. Where ink crosses a rule it stays: a rule is taken away wher
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from statistics import median_low
 from typing import NamedTuple
 
@@ -46,39 +47,39 @@ def unruled(departing: Departure) -> Departure:
         if turn < 2 or taken:
             line, taken = _without(line, threshold, taken)
             line = line.T
-    return Departure(line.T, departing.framed) if taken else departing
+    return replace(departing, line=line.T) if taken else departing
 
 
-class _Weight(NamedTuple):
+class Weight(NamedTuple):
     """Of what rules are: how many pixels wide, how dark."""
 
     wide: float
     dark: float
 
     @staticmethod
-    def of(rules: Sequence[_Rule]) -> _Weight:
-        return _Weight(median_low([median(rule.wide) for rule in rules]), median_low([median(rule.dark) for rule in rules]))
+    def of(rules: Sequence[Rule]) -> Weight:
+        return Weight(median_low([median(rule.wide) for rule in rules]), median_low([median(rule.dark) for rule in rules]))
 
 
-def _without(line: Array, threshold: float, taken: _Weight | None) -> tuple[Array, _Weight | None]:
+def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array, Weight | None]:
     """Without rules that go across, and what they are like: two at least, or one where others have been taken."""
     mask, least = line > threshold, 1 if taken else 2
     if mask.shape[1] < 2 * EDGE or min(_crossings(mask[:, :EDGE]), _crossings(mask[:, -EDGE:])) < least:
         return line, taken  # as nearly all pictures
-    runs = _Runs.of(mask)
-    found = [rule for path in _straight(mask) if (rule := _Rule.along(path, line, runs)) is not None]
+    runs = Runs.of(mask)
+    found = [rule for path in _straight(mask) if (rule := Rule.along(path, line, runs)) is not None]
     if len(found) < least:
         return line, taken
-    weight = _Weight.of(found)
-    rules = _bare(found, weight, mask.shape[1])
-    cleared = _cleared(line, rules, threshold)
-    rest = cleared > threshold
+    weight = Weight.of(found)
+    rules = bare(found, weight, mask.shape[1])
+    without = cleared(line, rules, threshold)
+    rest = without > threshold
     if taken:  # one that is like the others is a margin; a heavier one may be a stroke of what is cut out closely
         heavier = weight.wide >= taken.wide + HEAVIER or weight.dark >= DARKER * taken.dark
         stroke = len(rules) == 1 and heavier and (_hangs_on(rules, rest) if rest.any() else rules[0].in_the_middle(len(rest)))
-        return (line if stroke else cleared), taken
+        return (line if stroke else without), taken
     strokes = len(rules) <= STROKES and _are_strokes(rules, rest)
-    return (line, None) if strokes else (cleared, weight)
+    return (line, None) if strokes else (without, weight)
 
 
 def _crossings(side: Mask) -> int:
@@ -87,7 +88,7 @@ def _crossings(side: Mask) -> int:
     return int(begun.sum(axis=0).max())
 
 
-class _Runs(NamedTuple):
+class Runs(NamedTuple):
     """Of each marked pixel the first and the last row of what hangs together with it in its column."""
 
     mask: Mask
@@ -95,15 +96,15 @@ class _Runs(NamedTuple):
     last: Places
 
     @staticmethod
-    def of(mask: Mask) -> _Runs:
+    def of(mask: Mask) -> Runs:
         height = len(mask)
         rows = np.arange(height)[:, None]
         first = np.maximum.accumulate(np.where(mask, -1, rows), axis=0) + 1
         last = np.minimum.accumulate(np.where(mask, height, rows)[::-1], axis=0)[::-1] - 1
-        return _Runs(mask, first, last)
+        return Runs(mask, first, last)
 
 
-class _Rule(NamedTuple):
+class Rule(NamedTuple):
     """What lies along a straight line: columns, in each the first and the last row of it, and how dark it is on the line."""
 
     columns: Places
@@ -112,7 +113,7 @@ class _Rule(NamedTuple):
     dark: Array
 
     @staticmethod
-    def along(path: Places, line: Array, runs: _Runs) -> _Rule | None:
+    def along(path: Places, line: Array, runs: Runs) -> Rule | None:
         """None where nothing does, or what does is wider than rules are."""
         columns, height = np.arange(len(path)), len(line)
         at = np.full(len(path), -1)
@@ -121,7 +122,7 @@ class _Rule(NamedTuple):
             at = np.where(runs.mask[beside, columns] & (beside == path + step), beside, at)
         columns = np.flatnonzero(at >= 0)
         rows = at[columns]
-        found = _Rule(columns, runs.first[rows, columns], runs.last[rows, columns], line[rows, columns])
+        found = Rule(columns, runs.first[rows, columns], runs.last[rows, columns], line[rows, columns])
         return found if len(columns) and median(found.wide) <= max(2, WIDEST * max(line.shape)) else None
 
     @property
@@ -132,8 +133,8 @@ class _Rule(NamedTuple):
         """Of the picture, as a 1 that is cut out closely is, and as no margin."""
         return abs(median((self.top + self.bottom).astype(np.float32)) / 2 / max(height - 1, 1) - 0.5) < MIDDLE
 
-    def where(self, chosen: Mask) -> _Rule:
-        return _Rule(self.columns[chosen], self.top[chosen], self.bottom[chosen], self.dark[chosen])
+    def where(self, chosen: Mask) -> Rule:
+        return Rule(self.columns[chosen], self.top[chosen], self.bottom[chosen], self.dark[chosen])
 
 
 def _straight(mask: Mask) -> Iterator[Places]:
@@ -174,14 +175,14 @@ def _straight(mask: Mask) -> Iterator[Places]:
         yield np.rint(best + rise * across).astype(np.intp)
 
 
-def _bare(rules: Sequence[_Rule], weight: _Weight, width: int) -> list[_Rule]:
+def bare(rules: Sequence[Rule], weight: Weight, width: int) -> list[Rule]:
     """Where nothing but the rule lies along each."""
-    bare = []
+    parts = []
     for rule in rules:
         whole = rule.columns[0] < ENDS and rule.columns[-1] >= width - ENDS
         wider, darker = _usual(rule.wide, weight.wide, whole), _usual(rule.dark, weight.dark, whole)
-        bare.append(rule.where((rule.wide <= wider + 1) & (rule.dark < DARKER * darker)))
-    return bare
+        parts.append(rule.where((rule.wide <= wider + 1) & (rule.dark < DARKER * darker)))
+    return parts
 
 
 def _usual(values: Array, of_all: float, whole: bool) -> float:
@@ -191,9 +192,9 @@ def _usual(values: Array, of_all: float, whole: bool) -> float:
     return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN) if whole else 0.0))
 
 
-def _cleared(line: Array, rules: Sequence[_Rule], threshold: float) -> Array:
+def cleared(line: Array, rules: Sequence[Rule], threshold: float) -> Array:
     """Rules and their smooth edges replaced by the paper beside them."""
-    height, cleared = len(line), line.copy()
+    height, left = len(line), line.copy()
     for rule in rules:
         above = np.where(rule.top >= 2, line[np.maximum(rule.top - 2, 0), rule.columns], np.inf)
         below = np.where(rule.bottom < height - 2, line[np.minimum(rule.bottom + 2, height - 1), rule.columns], np.inf)
@@ -203,11 +204,11 @@ def _cleared(line: Array, rules: Sequence[_Rule], threshold: float) -> Array:
             rows = rule.top - 1 + step
             here = (rows >= 0) & (rows < height) & (rows <= rule.bottom + 1)
             place = rows[here], rule.columns[here]
-            cleared[place] = np.minimum(cleared[place], paper[here])
-    return cleared
+            left[place] = np.minimum(left[place], paper[here])
+    return left
 
 
-def _are_strokes(rules: Sequence[_Rule], rest: Mask) -> bool:
+def _are_strokes(rules: Sequence[Rule], rest: Mask) -> bool:
     """Whether they are a digit's own: nothing lies beyond them, and what is between reaches as far and hangs on them."""
     drawn = [rule for rule in rules if len(rule.columns)]
     rows, columns = np.flatnonzero(rest.any(axis=1)), np.flatnonzero(rest.any(axis=0))
@@ -220,7 +221,7 @@ def _are_strokes(rules: Sequence[_Rule], rest: Mask) -> bool:
     return _hangs_on(drawn, rest)
 
 
-def _hangs_on(rules: Sequence[_Rule], rest: Mask) -> bool:
+def _hangs_on(rules: Sequence[Rule], rest: Mask) -> bool:
     """Whether each blot that is left touches one of them; so it is where none is left."""
     near = np.zeros_like(rest)
     for rule in (each for each in rules if len(each.columns)):
