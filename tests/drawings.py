@@ -198,6 +198,24 @@ def _exercise_book(mask: Mask, rng: np.random.Generator) -> Image.Image:
     return painted(mask, (0.1, 0.1, 0.35), _ruled_with_a_margin(len(mask), int(rng.integers(len(mask) // 6)), 2))
 
 
+def _seyes(mask: Mask, rng: np.random.Generator) -> Image.Image:
+    """As French schools have it: squares, and between their lines three fainter ones."""
+    step = int(rng.integers(len(mask) // 5, len(mask) // 3))
+    page = margins(mask, round(1.5 * len(mask)), *rng.uniform(0.25, 0.75, size=2))
+    return on_seyes(page, step, first=int(rng.integers(step)))
+
+
+def on_seyes(page: Mask, step: int, first: int) -> Image.Image:
+    paper = np.full((*page.shape, 3), 0.98)
+    for line in range(first - step, len(page), step):
+        for faint in (line + part * step // 4 for part in (1, 2, 3)):
+            if faint >= 0:
+                paper[faint : faint + 1] = (0.75, 0.82, 0.95)
+    for line in range(first, len(page), step):
+        paper[line : line + 2] = paper[:, line : line + 2] = (0.5, 0.45, 0.75)
+    return jpeg(painted(page, (0.1, 0.1, 0.35), paper), 85)
+
+
 def _ruled_with_a_margin(side: int, first: int, wide: int) -> NDArray[np.float64]:
     paper = np.full((side, side, 3), 0.96)
     for line in range(first, side, side // 6):
@@ -408,6 +426,7 @@ STYLES: dict[str, Style] = {
     "squared paper": _squared,
     "exercise book": _exercise_book,
     "graph paper": _graph_paper,
+    "Seyès paper": _seyes,
     "dusty scan": _dusty,
     "black on transparent": lambda mask, rng: with_alpha(mask, (0, 0, 0)),
     "white on transparent": lambda mask, rng: with_alpha(mask, (1, 1, 1)),

@@ -7,6 +7,8 @@ there may be meant as well, and then nothing is taken away.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from service.pictures.blots import Blots, Mask, Places, components, grown
@@ -53,7 +55,7 @@ def unframed(departing: Departure) -> Departure | None:
     others = (every.numbers > 0) & ~kept
     # Smooth edges are its own as well, but not those of a frame.
     alone = np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0)
-    return Departure(alone, framed, lined=departing.lined or above is not None)
+    return replace(departing, line=alone, framed=framed, lined=departing.lined or above is not None)
 
 
 def _in_parts(mask: Mask) -> bool:

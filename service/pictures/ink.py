@@ -34,8 +34,10 @@ def ink_of(picture: Image.Image, alone: bool = True) -> Array:
     colours = _colours(picture, LARGEST)
     sheet = sheet_of(colours)
     departing = departure(colours if sheet is None else sheet.colours, alone)
-    if sheet is not None and sheet.lined and (whole := departure(colours, alone)).framed:
-        sheet, departing = None, whole
+    if sheet is not None and sheet.lined and alone:
+        whole = departure(colours)
+        if whole.framed or whole.ruled:  # it is a cell of a table, or of squared paper
+            sheet, departing = None, whole
     ink = _cleaned(departing, alone)
     if sheet is not None and not ink.any():
         sheet, departing = None, departure(colours, alone)

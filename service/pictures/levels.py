@@ -75,6 +75,7 @@ class Departure:
     line: Array  # (h, w)
     framed: bool = False  # what is left is what a frame encloses
     lined: bool = False  # or what stands on a line or above it
+    ruled: bool = False  # there were rules from edge to edge
 
     @cached_property
     def levels(self) -> Array:

@@ -53,9 +53,15 @@ def departure(colours: Array, alone: bool = True) -> Departure:
     if rest is seen:  # no rules, of which it would be one
         seen = rest = unlined(seen)
     framed = unframed(seen)
-    if framed is not None and not seen.noisy:
+    if framed is not None and not seen.noisy and _is_left(framed, rest):
         return unruled(framed)
     return _unshaded(rest if rest is seen else unframed(rest) or rest)
+
+
+def _is_left(framed: Departure, rest: Departure) -> bool:
+    """Whether most of it is there without rules as well: those of squared paper frame parts of each other."""
+    inked = framed.line > framed.threshold
+    return np.count_nonzero(rest.line[inked] > rest.threshold / 2) > np.count_nonzero(inked) / 2
 
 
 def _is_black(colours: Array, line: Array, border: Places) -> bool:

@@ -47,7 +47,7 @@ def unruled(departing: Departure) -> Departure:
         if turn < 2 or taken:
             line, taken = _without(line, threshold, taken)
             line = line.T
-    return replace(departing, line=line.T) if taken else departing
+    return replace(departing, line=line.T, ruled=True) if taken else departing
 
 
 class Weight(NamedTuple):

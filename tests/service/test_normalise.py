@@ -71,6 +71,18 @@ def test_every_style_comes_out_as_plain_ink_would(style: str) -> None:
     assert sorted(alike)[1] > 0.5
 
 
+@pytest.mark.parametrize(("digit", "seed"), [("1", 9), ("1", 18), ("9", 17)])
+def test_squares_are_no_frame_and_no_sheet(digit: str, seed: int) -> None:
+    """Of these, parts of the squares were once read in place of what is written over them."""
+    rng = np.random.default_rng([int(digit), seed])
+    written = drawings.written(digit, rng, width=rng.uniform(0.02, 0.05), side=200)
+    step = int(rng.integers(40, 60))
+    first = int(rng.integers(step))
+    page = drawings.margins(written, 300, *rng.uniform(0.25, 0.75, 2))
+    plain, seen = prepared([drawings.grey(page, 0.0, 1.0), drawings.on_seyes(page, step, first)])
+    assert np.corrcoef(plain.ravel(), seen.ravel())[0, 1] > 0.7
+
+
 @pytest.mark.parametrize("mask", drawings.MASKS)
 def test_a_digit_fills_the_box_around_its_centre_of_mass(mask: str) -> None:
     for digit in "0123456789":
