@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from service import app, bundle, images, manifest, pngfile, served, verdict
-from service.process import siblings, workers
+from service.process import memory, siblings, workers
 from service.settings import Settings
 from service.web import multipart, protocol, refusals
 
@@ -76,6 +76,11 @@ TOLD = [
     ("docs/operations.md", f"if they are more), {BODIES >> 20} MB"),
     ("docs/operations.md", f"at least {served.MOST_DRAWINGS:,} each"),
     ("docs/operations.md", f"beyond {refusals.RATE} a second"),
+    ("docs/operations.md", f"A process takes 175 to {memory.PROCESS >> 20} MB with the three shipped models"),
+    (
+        "docs/operations.md",
+        f"takes up to {memory.PIXEL * Settings.model_fields['max_pixels'].default // 10**6} MB while it is decoded",
+    ),
     ("docs/operations.md", f"after {WORDS[served.HOPELESS]} failures in a row"),
     ("docs/operations.md", f"{siblings.REPLACE_ME} a runtime that fails"),
 ]

@@ -49,10 +49,8 @@ def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     framed = np.zeros(height * stride + 2, bool)
     framed[1:-1].reshape(height, stride)[:, :-1] = mask
     starts, ends = (framed[1:] != framed[:-1]).nonzero()[0].reshape(-1, 2).T  # runs of pixels in a row
-    first, last = (
-        ends.searchsorted(starts - stride),
-        starts.searchsorted(ends - stride, side="right"),
-    )  # of those above it touches
+    # Of each run the first that it touches above, and the one behind the last.
+    first, last = ends.searchsorted(starts - stride), starts.searchsorted(ends - stride, side="right")
     names = (_few_named if len(starts) < FEW else _many_named)(first, last)
     numbers = np.zeros(mask.shape, np.int64)
     numbers[mask] = names.repeat(ends - starts)
