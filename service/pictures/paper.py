@@ -61,7 +61,7 @@ def departure(colours: Array, alone: bool = True) -> Departure:
 def _is_left(framed: Departure, rest: Departure) -> bool:
     """Whether most of it is there without rules as well: those of squared paper frame parts of each other."""
     inked = framed.line > framed.threshold
-    return np.count_nonzero(rest.line[inked] > rest.threshold / 2) > np.count_nonzero(inked) / 2
+    return bool(np.count_nonzero(rest.line[inked] > rest.threshold / 2) > np.count_nonzero(inked) / 2)
 
 
 def _is_black(colours: Array, line: Array, border: Places) -> bool:
