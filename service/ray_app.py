@@ -109,7 +109,7 @@ def in_http_alone(app: ASGIApp) -> ASGIApp:
     """Of a request that offers another protocol Ray's proxy has lost the body, or takes it for the next request."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        named = dict(scope["headers"]).keys() if scope["type"] == "http" else set()
+        named = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
         if b"upgrade" in named and named & {b"content-length", b"transfer-encoding"}:
             refusal = problem(MalformedRequest.status, MalformedRequest.title, OFFER, {"Connection": "close"})
             return await refusal(scope, receive, send)

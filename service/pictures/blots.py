@@ -42,6 +42,11 @@ def grown(mask: Mask) -> Mask:
     return wider
 
 
+def between(mask: Mask) -> Mask:
+    """Of each row what lies between its first and its last marked pixel, with both."""
+    return np.logical_or.accumulate(mask, axis=1) & np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
+
+
 def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Numbers the connected parts, diagonals included; 0 is outside."""
     height, width = mask.shape

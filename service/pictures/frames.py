@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.pictures.blots import Blots, Mask, Places, components, grown
+from service.pictures.blots import Blots, Mask, Places, between, components, grown
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
@@ -120,7 +120,7 @@ class _Blots(Blots):
 
     def _outline(self, number: int) -> Rectangle:
         frame = self.numbers == self.names[number]
-        return Rectangle.around(_between(frame) | _between(frame.T).T)
+        return Rectangle.around(between(frame) | between(frame.T).T)
 
     def _shortest(self, number: int, plain: bool) -> float | None:
         """What may be written in this one, as a share of its length; None if it has no frame's outline."""
@@ -178,8 +178,3 @@ def _plain(blot: Mask) -> bool:
     box = Rectangle.around(blot)
     short, long = sorted((box.right - box.left, box.bottom - box.top))
     return short < SLIM * long
-
-
-def _between(mask: Mask) -> Mask:
-    """Of each row what lies between its first and its last marked pixel, with both."""
-    return np.logical_or.accumulate(mask, axis=1) & np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]

@@ -11,13 +11,12 @@ from dataclasses import replace
 import numpy as np
 
 from service.pictures.blots import Blots, Mask, Places, components, grown
-from service.pictures.frames import BESIDE
+from service.pictures.frames import BESIDE, FAR
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rules import EDGE, STEEPEST, STRAIGHT, WIDEST, Rule, Runs, Weight, bare, cleared
 
 ENDING = 0.04  # of a line's length, the part at either end where it is bare
-# Of the height of what stands on it: how far both ends reach beyond that, together, and how much may hang below.
-REACHING, BELOW = 0.9, 0.35
+BELOW = 0.35  # of the height of what stands on it: how much may hang below
 SHORT = 0.15  # of a line's length: what is lower, with all that stands on it, is dirt
 
 
@@ -66,6 +65,6 @@ def _line(blot: Mask) -> tuple[Places, float] | None:
         return None
     begins, ended = int(is_bare.argmin()), wide - int(is_bare[::-1].argmin())  # of what stands there
     above, below = (float(beyond[begins:ended].max()) for beyond in (path - first, last - path))
-    if wide - (ended - begins) < REACHING * above or below > BELOW * above or above < SHORT * wide:
+    if wide - (ended - begins) < FAR * above or below > BELOW * above or above < SHORT * wide:
         return None
     return np.rint(path).astype(np.intp), above

@@ -14,7 +14,7 @@ import numpy as np
 from PIL import Image
 
 from service.bundle import Array
-from service.pictures.blots import Mask, components, edge, grown
+from service.pictures.blots import Mask, between, components, edge, grown
 from service.pictures.levels import ascending, lightness, median, otsu
 from service.pictures.rectangle import Rectangle
 
@@ -82,7 +82,7 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     sizes[0] = 0
     largest = int(sizes.argmax())
     blot = blots == largest
-    if sizes[largest] < SMALLEST * mask.size or not _shaped(_spanned(blot)):
+    if sizes[largest] < SMALLEST * mask.size or not _shaped(between(blot)):
         return None  # with its holes it is no more than all that its rows span
     around = np.ones((blot.shape[0] + 2, blot.shape[1] + 2), bool)
     around[1:-1, 1:-1] = ~blot
@@ -100,12 +100,6 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
         if not WRITTEN[0] < written < WRITTEN[1]:  # too little to be seen from here, or else a lamp parts the sheet into two
             return whole if _on_a_desk(whole, light) else None
     return whole if written < WRITTEN[1] else None
-
-
-def _spanned(blot: Mask) -> Mask:
-    """Each row from its first pixel to its last."""
-    begun, ending = (np.logical_or.accumulate(each, axis=1) for each in (blot, blot[:, ::-1]))
-    return begun & ending[:, ::-1]
 
 
 def _shaped(blot: Mask) -> bool:

@@ -156,6 +156,18 @@ def _levels(page: Page) -> list[float]:
     return levels
 
 
+def test_text_grows_with_the_browsers_own_and_stays_in_its_card(with_seven: Page) -> None:
+    page = with_seven
+    page.evaluate("() => (document.documentElement.style.fontSize = '24px')")
+    assert page.locator("#reason").evaluate("text => getComputedStyle(text).fontSize") == "24px"
+    card, figure = (page.locator(each).bounding_box() for each in ("#answer", "#lengths .winner .figure"))
+    assert card is not None
+    assert figure is not None
+    needed = page.locator("#lengths .winner .figure").evaluate("figure => figure.scrollWidth")
+    assert needed <= figure["width"] + 1
+    assert figure["x"] + figure["width"] < card["x"] + card["width"] - 20
+
+
 def test_reduced_motion_is_honoured(open_page: OpenPage) -> None:
     page = open_page(reduced_motion="reduce")
     page.evaluate("() => (document.querySelector('#state').dataset.state = 'asking')")  # else it moves for nobody

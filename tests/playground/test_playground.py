@@ -223,6 +223,7 @@ def test_the_sheet_opens_and_closes(with_seven: Page, nets: dict[str, CapsNet]) 
 def test_a_click_beside_the_sheet_closes_it_and_none_on_it_does(page: Page) -> None:
     page.click("#open-sweep")
     expect(page.locator("#sheet img")).to_be_visible()
+    assert said(page, "#sweep-hint").endswith("; the others stay as they were before any slider was moved.")
     box = page.locator("#sweep").bounding_box()
     assert box is not None
     page.mouse.click(box["x"] + 6, box["y"] + 6)

@@ -113,11 +113,11 @@ def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channe
 def test_what_is_no_digit_is_found_out(
     compact: CapsNet, real: Judged, odd: Callable[[], Array], least: float, refused: float
 ) -> None:
+    from sklearn.metrics import roc_auc_score  # here: it takes seconds, of each process that runs tests
+
     _, usual = real
     verdicts, surprise = judged(compact, odd())
     share = verdicts.count("not_a_digit") / len(verdicts)
-    from sklearn.metrics import roc_auc_score  # here: it takes seconds, of each process that runs tests
-
     auroc = roc_auc_score(np.repeat([0, 1], [len(usual), len(surprise)]), np.concatenate([usual, surprise]))
     print(f"\n{odd.__name__}: AUROC {auroc:.3f}, {share:.1%} of {len(verdicts)} are not_a_digit")
     assert auroc >= least
