@@ -199,11 +199,12 @@ def _form(data: bytes) -> Format:
         return WEBP
     if data.startswith(b"BM"):
         return BMP
-    known = "PNG, JPEG, WebP and BMP are read, and these"
-    found = "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4])
-    if found is None and TEXT.fullmatch(data):
-        raise NotAnImage(f"{known} {len(data)} bytes are text; send what is in the picture's file, not its name nor base64")
-    raise NotAnImage(f"{known} {len(data)} bytes are {found or 'not a picture we know'}; convert it to PNG")
+    known = "PNG, JPEG, WebP and BMP are read, and"
+    if found := "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4]):
+        raise NotAnImage(f"{known} this is {found}; convert it to PNG")
+    if TEXT.fullmatch(data):
+        raise NotAnImage(f"{known} these {len(data)} bytes are text; send what is in the picture's file, not its name nor base64")
+    raise NotAnImage(f"{known} these {len(data)} bytes are not a picture we know; convert it to PNG")
 
 
 def _webp_size(data: bytes) -> tuple[int, int]:

@@ -78,6 +78,7 @@ class TrainingRecord(_Part):
     epochs: int
     seed: int
     hardware: str
+    software: str = ""  # bundles made before it was kept have none
     seconds: FiniteFloat
     data: Sha256 | None = None  # of the training pictures and labels; bundles made before it was kept have none
     parameters: int

@@ -31,6 +31,7 @@ class Checkpoint:
     classes: tuple[str, ...]
     digest: str  # of the training pictures and labels; `data` in the file
     hardware: str = ""  # all that it has run on
+    software: str = ""  # and in which versions, since others may round otherwise
     processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
     precision: str = ""  # what `auto` came to where the run began
     step: int = 0

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -116,6 +117,11 @@ def hardware(device: torch.device, processes: int = 1) -> str:
     threads = torch.get_num_threads() * processes
     used = f"{threads} of {cores}" if threads < cores else f"{cores}"
     return f"{_processor()}, {used} cores"
+
+
+def software() -> str:
+    """And with what: another torch may come to other numbers from the same seed."""
+    return f"captrain {version('capserve')}, torch {torch.__version__}"
 
 
 def keep_memory() -> None:

@@ -320,6 +320,7 @@ def _record(checkpoint: Checkpoint) -> dict[str, Any]:
         "epochs": len(checkpoint.history),
         "seed": checkpoint.config.training.seed,
         "hardware": ", ".join(filter(None, (checkpoint.hardware, checkpoint.precision))),
+        "software": checkpoint.software,
         "seconds": round(checkpoint.seconds, 1),
         "data": checkpoint.digest,
         "parameters": parameters(network),

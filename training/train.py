@@ -28,7 +28,7 @@ from training.augment import AUGMENTATIONS
 from training.checkpoint import Checkpoint
 from training.config import CapsuleNet, Config, Training
 from training.data import DataSet
-from training.devices import Place, hardware, precision
+from training.devices import Place, hardware, precision, software
 from training.errors import CheckpointError, DataError, DivergedError, StoppedError, chosen
 from training.evaluate import TorchModel, evaluate, fixed_batches
 from training.learner import Learner
@@ -39,7 +39,7 @@ from training.schedules import SCHEDULES
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
-THEN = ", then "  # between the machines that a run was on
+THEN = ", then "  # between the machines that a run was on, and between versions
 REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
 
 
@@ -99,13 +99,18 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
         _write_history(start.history, out)  # whoever killed it behind its last checkpoint left a row out
-    elif (here := hardware(place.device, place.world)) not in start.hardware.split(THEN):
-        start.hardware = THEN.join(filter(None, (start.hardware, here)))
+    else:
+        start.hardware = _noted(start.hardware, hardware(place.device, place.world))
+        start.software = _noted(start.software, software())
     with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
         raise StoppedError(f"stopped at step {start.step}; go on with the same command and --resume")
     return start
+
+
+def _noted(before: str, here: str) -> str:
+    return before if here in before.split(THEN) else THEN.join(filter(None, (before, here)))
 
 
 class Run:

@@ -8,6 +8,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -513,3 +514,4 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
     assert "normalise=auto will scale what it is sent, and find no ink" in said[-1]
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
+    assert shapes.manifest.training.software == finished.software == f"captrain {version('capserve')}, torch {torch.__version__}"
