@@ -39,8 +39,13 @@ class Format:
     open: Callable[[BytesIO], ImageFile]
 
 
+class _JpegFile(JpegImagePlugin.JpegImageFile):
+    def _read_dpi_from_exif(self) -> None:
+        """Nobody here asks, and it may be one of a million fractions."""
+
+
 PNG = Format("PNG", pngfile.PngFile)
-JPEG = Format("JPEG", JpegImagePlugin.JpegImageFile)
+JPEG = Format("JPEG", _JpegFile)
 WEBP = Format("WebP", WebPImagePlugin.WebPImageFile)
 BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 
@@ -48,8 +53,12 @@ BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
 MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
+STRETCH = 1 << 16  # bytes that are searched for one in one go, which lets no other thread run meanwhile
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
-MOST_MARKERS = 10_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
+MOST_MARKERS = 1_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
+# Segments before its first scan that Pillow takes apart in Python: frames and tables, Photoshop's, Exif's, which it also puts
+# together piece by piece. Bytes of them all: cameras write some ten thousand, Photoshop some hundred thousand.
+TAKEN_APART, APP1, MOST_TAKEN_APART = {*range(0xC0, 0xD0), 0xDB, 0xDE, 0xED}, 0xE1, 1 << 21
 MOST_PADDING = 1 << 16  # bytes before its first scan that are no segments: Pillow walks over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
 MOST_SCANNED, AS_OFTEN = 1 << 29, 20  # pixels in all its scans, or so many scans of the most pixels that are read
@@ -58,7 +67,9 @@ MOST_OF_RUNS = 1 << 18  # bytes and pixels of a BMP in run lengths, which Pillow
 LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
 SHORTEST = 3  # pixels of a side: the smallest digits of any typeface are 3x5
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
-ORIENTED = ("exif", "Raw profile type exif", "XML:com.adobe.xmp")  # where a PNG may say which way is up
+EXIF, RAW_EXIF = "exif", "Raw profile type exif"
+ORIENTED = (EXIF, RAW_EXIF, "XML:com.adobe.xmp")  # where a PNG may say which way is up
+MOST_EXIF = 1 << 16  # bytes of it that are looked at, in Python: which way is up stands among the first
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -117,7 +128,12 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:
+    info = picture.info
     try:
+        if EXIF in info:
+            info[EXIF] = info[EXIF][:MOST_EXIF]
+        if len(info.get(RAW_EXIF, "")) > 2 * MOST_EXIF:  # in hexadecimal digits, line by line
+            info[RAW_EXIF] = info[RAW_EXIF][: 2 * MOST_EXIF].rpartition("\n")[0]
         return TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # metadata that Pillow stumbles over, in one of many ways: a picture all the same
         return None
@@ -222,9 +238,9 @@ def _scans(data: bytes) -> int:
 
     As its decoder walks: an end before any scan ends nothing, and what has no length is passed over alone.
     """
-    count, at, padding = 0, 0, 0
+    count, at, padding, taken_apart = 0, 0, 0, 0
     for _ in range(MOST_MARKERS):
-        found = MARKER.search(data, at)
+        found = _marker(data, at, len(data) if count else at + MOST_PADDING + 2)
         padding += 0 if count else (found.start() if found else len(data)) - at
         if padding > MOST_PADDING:
             raise Unprocessable("this JPEG has little but padding before its picture; save it again")
@@ -235,8 +251,20 @@ def _scans(data: bytes) -> int:
             return count
         count += marker == START_OF_SCAN
         if marker >= LOWEST_WITH_LENGTH and marker not in (START_OF_IMAGE, END_OF_IMAGE):
-            at += int.from_bytes(data[at : at + 2])
+            length = int.from_bytes(data[at : at + 2])
+            if not count and (marker in TAKEN_APART or (marker == APP1 and data.startswith(b"Exif", at + 2))):
+                taken_apart += length
+            at += length
+        if taken_apart > MOST_TAKEN_APART:
+            told = f"this JPEG has more than {MOST_TAKEN_APART:,} bytes of Exif, Photoshop's data and tables before its picture"
+            raise Unprocessable(f"{told}; save it again without")
     raise Unprocessable(f"this JPEG has more than {MOST_MARKERS:,} markers, and no camera writes so many; save it again, as PNG")
+
+
+def _marker(data: bytes, start: int, end: int) -> re.Match[bytes] | None:
+    """The first that begins behind `start` and ends before `end`."""
+    stretches = (MARKER.search(data, at, min(at + STRETCH + 1, end)) for at in range(start, min(end, len(data)), STRETCH))
+    return next(filter(None, stretches), None)
 
 
 def _refuse_many_scans(scans: int, pixels: int, max_pixels: int) -> None:

@@ -33,6 +33,7 @@ MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothin
 MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
 MOST_AXES = 8
 MOST_PARAMETERS = 16
+LONGEST_ID = 1_024  # characters: an answer gives it back, as JSON in ASCII
 LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
 
 
@@ -84,7 +85,7 @@ class RequestedOutput(_Wire):
 
 
 class InferenceRequest(_Wire):
-    id: str | None = None
+    id: str | None = Field(None, max_length=LONGEST_ID)
     parameters: Parameters = {}
     inputs: list[InputTensor] = Field(max_length=MOST_TENSORS)
     outputs: list[RequestedOutput] | None = Field(None, max_length=MOST_TENSORS)

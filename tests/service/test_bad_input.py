@@ -14,7 +14,8 @@ from contextlib import ExitStack, contextmanager
 
 import httpx
 import pytest
-from PIL import Image
+from PIL import ExifTags, Image
+from PIL.PngImagePlugin import PngInfo
 
 from service import images, pngfile
 from service.engine import CapsNet
@@ -344,7 +345,7 @@ def test_a_small_bmp_in_run_lengths_is_read() -> None:
 @pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xc0\x00\x00"])
 def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
     """In one thread of Python, while all others wait for it."""
-    with soon(), pytest.raises(Unprocessable, match="more than 10,000 markers"):
+    with soon(), pytest.raises(Unprocessable, match="more than 1,000 markers"):
         images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
 
 
@@ -354,6 +355,68 @@ def test_a_jpeg_of_nothing_but_padding_is_refused_soon(padding: bytes) -> None:
     assert images.read(data[:20] + padding * 1_000 + data[20:], 25_000_000).size == (100, 100)
     with soon(), pytest.raises(Unprocessable, match="little but padding"):
         images.read(b"\xff\xd8\xff" + padding * 5_000_000, 25_000_000)
+
+
+@pytest.mark.parametrize(
+    ("marker", "body"),
+    [
+        pytest.param(b"\xe1", b"Exif\0\0" + bytes(10_000), id="Exif, put together piece by piece"),
+        pytest.param(b"\xed", b"Photoshop 3.0\0" + b"8BIM\x04\x04\0\0\0\0\0\0" * 5_000, id="Photoshop's"),
+        pytest.param(b"\xdb", (b"\0" + b"\1" * 64) * 1_000, id="tables"),
+        pytest.param(b"\xc0", struct.pack(">BHHB", 8, 28, 28, 1) + b"\1\x11\0" * 20_000, id="frames"),
+    ],
+)
+def test_a_jpeg_that_describes_itself_without_end_is_refused_soon(marker: bytes, body: bytes) -> None:
+    data = encoded(drawn("7", 28), "JPEG")
+    segment = b"\xff" + marker + struct.pack(">H", len(body) + 2) + body
+    if marker != b"\xc0":  # of which a sound one has one
+        assert images.read(data[:2] + segment * 3 + data[2:], 25_000_000).size == (28, 28)
+    with soon(), pytest.raises(Unprocessable, match="more than 2,097,152 bytes of Exif, Photoshop's data and tables"):
+        images.read(data[:2] + segment * 900 + data[2:], 25_000_000)
+
+
+def _fractions(tag: int, count: int) -> bytes:
+    """Exif that says one thing, in so many fractions."""
+    return b"MM\0*\0\0\0\x08\0\1" + struct.pack(">HHII", tag, 5, count, 26) + bytes(4) + b"\0\0\0\3\0\0\0\7" * count
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "text"])
+@pytest.mark.parametrize("tag", [ExifTags.Base.Orientation, ExifTags.Base.XResolution])
+def test_exif_of_nothing_but_fractions_is_not_taken_apart(form: str, tag: int) -> None:
+    """Each becomes an object of Python's: ten seconds of ten megabytes, and of two kilobytes half a second."""
+    raw, told = _fractions(tag, 250_000 if form == "JPEG" else 1_000_000), PngInfo()
+    if form == "text":
+        raw = raw[:400_000]  # of a text Pillow takes a megabyte
+        told.add_text("Raw profile type exif", f"\nexif\n{len(raw)}\n{raw.hex()}\n", zip=True)
+        data = encoded(drawn("7", 28), "PNG", pnginfo=told)
+    elif form == "JPEG":
+        plain = encoded(drawn("7", 28), "JPEG")
+        parts = (b"Exif\0\0" + raw[at : at + 65_000] for at in range(0, len(raw), 65_000))
+        segments = (b"\xff\xe1" + struct.pack(">H", len(part) + 2) + part for part in parts)
+        data = plain[:2] + b"".join(segments) + plain[2:]
+    else:
+        data = encoded(drawn("7", 28), form, exif=raw)
+    began = time.thread_time()
+    assert images.read(data, 25_000_000).size == (28, 28)
+    assert time.thread_time() - began < 0.2
+
+
+def test_a_jpeg_may_have_much_beside_it_that_nobody_takes_apart() -> None:
+    """A telephone's map of depths, say."""
+    data = encoded(drawn("7", 28), "JPEG")
+    body = b"http://ns.adobe.com/xmp/extension/\0" + bytes(65_000)
+    segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
+    assert images.read(data[:2] + segment * 150 + data[2:], 25_000_000).size == (28, 28)
+
+
+@pytest.mark.parametrize("place", [at + near for at in (images.STRETCH, 3 * images.STRETCH) for near in range(-3, 4)])
+def test_a_marker_is_found_wherever_it_stands(place: int) -> None:
+    """They are searched for a stretch at a time."""
+    data = bytes(7 + place) + b"\xff\xda" + bytes(100)
+    found = images._marker(data, 7, len(data))
+    assert found is not None
+    assert found.start() == 7 + place
+    assert images._marker(data, 7, 7 + place + 1) is None
 
 
 @pytest.mark.parametrize(("kind", "body"), [(b"iCCP", b"a\0\0" + zlib.compress(bytes(900_000))), (b"prVt", b"")])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import struct
 import subprocess
 import sys
+import textwrap
 import threading
 import tracemalloc
 import warnings
@@ -118,6 +119,21 @@ def test_a_png_may_say_elsewhere_which_way_is_up(where: str) -> None:
     said.add_itxt(where, profile if "Raw" in where else '<rdf:Description tiff:Orientation="6"/>')
     picture = images.read(drawings.encoded(PICTURE, "PNG", pnginfo=said), LIMIT)
     assert picture.tobytes() == PICTURE.transpose(Image.Transpose.ROTATE_270).tobytes()
+
+
+@pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "text"])
+def test_which_way_is_up_is_told_before_much_else(form: str) -> None:
+    """A camera's maker keeps what it likes in the same place."""
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    exif[0x927C] = bytes(65_000 if form == "JPEG" else 400_000)
+    said, raw = PngInfo(), exif.tobytes()
+    digits = "\n".join(textwrap.wrap(raw.hex(), 72))
+    said.add_text("Raw profile type exif", f"\nexif\n{len(raw)}\n{digits}\n", zip=True)
+    told = {"pnginfo": said} if form == "text" else {"exif": exif}
+    picture = images.read(drawings.encoded(PICTURE, "PNG" if form == "text" else form, **told), LIMIT)
+    assert picture.size == (PICTURE.height, PICTURE.width)
+    assert np.abs(levels(picture) - levels(PICTURE.transpose(Image.Transpose.ROTATE_270))).mean() < 0.02
 
 
 def exif_with_an_odd_orientation() -> bytes:

@@ -131,6 +131,12 @@ def test_what_is_no_request(body):
         read(body)
 
 
+def test_an_id_comes_back_and_so_is_short():
+    assert read(request() | {"id": "é" * tensors.LONGEST_ID}).id == "é" * tensors.LONGEST_ID
+    with pytest.raises(MalformedRequest, match="id: expected text of at most 1,024 characters"):
+        read(request() | {"id": "é" * (tensors.LONGEST_ID + 1)})
+
+
 def test_null_is_as_good_as_nothing():
     asked = request() | {"id": None, "parameters": None, "outputs": [{"name": "b", "parameters": None}]}
     asked["inputs"][0]["parameters"] = None
