@@ -133,8 +133,8 @@ class Batcher:
         try:
             return _joined(await asyncio.gather(*parts))
         finally:
-            for part in parts:  # one failed: nobody waits for the others
-                part.cancel()
+            while parts:  # one failed: nobody waits for the others, and none is kept here, where an error holds this frame
+                parts.pop().cancel()
 
     def admit(self, images: int = 1) -> None:
         """Raises Busy where they would wait too long, or submit would, so that a full house need not decode a picture first."""

@@ -11,6 +11,7 @@ import asyncio
 import math
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -95,6 +96,7 @@ class Crew:
                 errand.ended = self._one_less
             else:
                 self._one_less()
+            del errand  # an error that it was answered with holds this frame: of a circle nothing is freed for a long time
 
     def _one_less(self) -> None:
         self._jobs -= 1
@@ -117,14 +119,18 @@ class Crew:
     def _work(self) -> None:
         while (errand := self._errands.get()[-1]) is not None:
             errand.run()
+            del errand
 
 
 async def in_own_thread(job: Callable[[], T]) -> T:
     """The job's result, from a thread of its own: where it hangs in a runtime, the process can end without it."""
     errand = _Errand(job, asyncio.get_running_loop())
     threading.Thread(target=copy_context().run, args=(errand.run,), name="own", daemon=True).start()  # logs name the request
-    result: T = await errand.answer
-    return result
+    try:
+        result: T = await errand.answer
+        return result
+    finally:
+        del errand  # as above
 
 
 class Line:
@@ -177,13 +183,14 @@ class _Errand:
         try:
             result = job()
         except Exception as failure:  # for whoever waits
+            _let_go(failure)
             error = failure
         self._took(time.monotonic() - self.began)
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell
             pass
-        del result, error  # an error holds this frame, and with it the job
+        del self, job, result, error  # an error holds this frame
 
     def _deliver(self, result: Any, error: Exception | None) -> None:
         self._over = True
@@ -194,3 +201,11 @@ class _Errand:
             self.answer.set_exception(error)
         else:
             self.answer.set_result(result)
+
+
+def _let_go(error: BaseException | None) -> None:
+    """Of what the frames hold that it came through, and those that it came of: a picture's pixels, while it is told what is wrong
+    with it. Which lines they stood at stays known."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -29,6 +29,7 @@ from pydantic_core import PydanticSerializationError
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
 REACH = 0.25  # how far the paper turns a dimension either way, sheets and the playground's sliders too
+STRONGEST = 1_000  # standard deviations that it may change a drawing by, and be told
 MANIFEST_LIMIT = 4 << 20  # bytes; one of compact is 20 thousand
 
 Variant = Literal["fp32", "int8"]
@@ -154,7 +155,7 @@ class Dimension(_Part):
     """What turning one pose dimension does to a drawing, as measured; a name only where it is the same for nearly all."""
 
     name: str = Field(max_length=LONGEST_NAME)  # "stroke thickness"; empty where no measure tells
-    strength: float = Field(ge=-1_000, le=1_000)  # change from -REACH to REACH, in standard deviations of that measure
+    strength: float = Field(ge=-STRONGEST, le=STRONGEST)  # change from -REACH to REACH, in standard deviations of that measure
 
     def title(self, number: int, strength: bool = True) -> str:
         """Of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or its number alone."""

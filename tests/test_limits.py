@@ -29,6 +29,7 @@ LIMITS = {
         f"more than {images.MOST_SCANS} are refused",
         f"more than {images.MOST_SCANNED:,} pixels in all, or, where that is more, {images.AS_OFTEN} times `CAPSERVE_MAX_PIXELS`",
         f"more than {images.MOST_MARKERS:,} markers are refused, and more than {images.MOST_TAKEN_APART:,} bytes of Exif",
+        f"the first {images.MOST_EXIF:,} bytes of it alone",
         f"more than {images.MOST_OF_RUNS:,} bytes and pixels",
     ],
     "service/manifest.py": [f"{manifest.MANIFEST_LIMIT >> 20} MB for the manifest"],

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from service.manifest import REACH, Dimension
+from service.manifest import REACH, STRONGEST, Dimension
 from training.capsules import ClassCapsules
 from training.evaluate import Model, TorchModel, poses_of
 from training.morphology import MEASURES, TINY, measured
@@ -127,14 +127,18 @@ def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _deviation(model: Model, found: Poses) -> Tensor:
-    """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,)."""
+    """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,). Where there is
+    none, as of one drawing of each class, nothing can be told in it."""
     values = measured(model.reconstruct(found.poses, found.labels))
     labels = found.labels.unique()
     variances = [values[found.labels == label].var(dim=0, correction=0) for label in labels]
-    return torch.stack(variances).mean(dim=0).sqrt() + TINY
+    deviation = torch.stack(variances).mean(dim=0).sqrt()
+    return deviation.where(deviation > TINY, math.inf)
 
 
 def _named(effect: Tensor) -> Dimension:  # (n, measures)
+    """Of drawings that hardly differ a turn is thousands of deviations, which says nothing of the dimension."""
+    effect = effect.where(effect.abs().amax(dim=0) <= STRONGEST, 0.0)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
     (first, second), (most, _) = (found.tolist() for found in mean.abs().topk(2))
     tells = first > max(STEADY * float(strength[most]), second / CLEAR, NOTICEABLE)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import gc
 import gzip
 import json
 import socket
@@ -23,6 +24,7 @@ from service.errors import MalformedRequest, Unprocessable
 from service.web import multipart
 from tests.service.conftest import drawn, encoded, serving, settings
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 LIMIT = 200_000
 OPTIONS = ", and put options into the query, as ?model=NAME"
@@ -439,6 +441,25 @@ def test_a_png_whose_pixels_come_a_few_at_a_time_is_refused_soon() -> None:
 def test_what_is_behind_a_png_is_none_of_its_chunks() -> None:
     for behind in (bytes(10_000), encoded(drawn("7", 28)) * 100):
         assert images.read(encoded(drawn("7", 28)) + behind, 25_000_000).size == (28, 28)
+
+
+def test_a_picture_that_cannot_be_decoded_is_let_go_without_the_garbage_collector(client: httpx.Client) -> None:
+    """A hundred megabytes each, of a file of kilobytes: it comes too seldom, and one client would fill any memory."""
+    size = (1013, 1019)  # of no other picture
+    cut = encoded(Image.new("RGB", size))[:-20]
+    as_json = base64.b64encode(cut).decode()
+    gc.disable()
+    try:
+        for path, sent in (
+            ("/predict", {"content": cut}),
+            ("/predict", {"files": {"file": cut}}),
+            ("/predict", {"json": {"image": as_json}}),
+            ("/predict/batch", {"json": {"images": [as_json]}}),
+        ):
+            assert client.post(path, **sent).status_code == 422  # type: ignore[arg-type]
+        until(lambda: [found for found in gc.get_objects() if isinstance(found, Image.Image) and found.size == size] == [])
+    finally:
+        gc.enable()
 
 
 @pytest.mark.alone

@@ -530,3 +530,77 @@ async def _thousands(runners: int) -> None:
     assert batcher.queued == 0
     assert max(watcher.batches) <= 16
     assert await batcher.drain(1)
+
+
+@scenario
+async def test_who_left_while_the_model_ran_takes_nobody_with_it():
+    house = House()
+    first = await house.occupied()
+    left, stays = house.send(1), house.send(1)
+    await house.queued(2)
+    house.gate.let(1)
+    await first
+    await until_soon(lambda: house.gate.entered == 2)
+    left.cancel()
+    await asyncio.sleep(0)
+    house.gate.let(1)
+    await asyncio.wait_for(stays, 2)
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_who_was_late_when_a_batch_began_that_hangs_is_told():
+    house = House()
+    first = await house.occupied()
+    late, stuck = house.send(1, deadline=time.monotonic() + 0.01), house.send(1)
+    await house.queued(2)
+    await asyncio.sleep(0.02)
+    house.gate.let(1)
+    await first
+    await until_soon(lambda: house.gate.entered == 2)
+    assert house.batcher.drop_overdue(0)
+    for task, error in ((stuck, Broken), (late, TooLate)):
+        with pytest.raises(error):
+            await asyncio.wait_for(task, 1)
+    house.gate.let(1)
+    assert await house.batcher.drain(1)
+
+
+@scenario
+async def test_a_runner_that_hung_ends_when_it_comes_back_after_all_is_over():
+    before = set(threading.enumerate())
+    house = House()
+    await house.occupied()
+    assert not await house.batcher.drain(0.01)
+    house.batcher.drop_overdue(0)
+    house.gate.let(1)
+    await until_soon(lambda: set(threading.enumerate()) <= before)
+
+
+@pytest.mark.parametrize("images", [1, 3])
+def test_who_is_refused_is_let_go_without_the_garbage_collector(images):
+    """Which seldom comes for so few things, and where more comes than can be done they are many."""
+    held = []
+
+    def fail(images):
+        raise RuntimeError("no")
+
+    async def refused() -> None:
+        house = House(fail, max_batch=1)
+        for deadline, error in ((0.0, TooLate), (np.inf, Broken)):
+            sent = pictures(images)
+            held.append(weakref.ref(sent))
+            try:
+                await house.batcher.submit(sent, deadline=deadline)
+            except error as told:
+                held.append(weakref.ref(told))
+            del sent
+        house.watcher.failures.clear()
+        assert await house.batcher.drain(1)
+
+    gc.disable()
+    try:
+        asyncio.run(refused())
+        assert [each() is None for each in held] == [True] * 4
+    finally:
+        gc.enable()

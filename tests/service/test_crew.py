@@ -10,11 +10,12 @@ import threading
 import time
 import weakref
 from contextlib import suppress
+from functools import partial
 
 import pytest
 
 from service.app import create_app
-from service.crew import Crew
+from service.crew import Crew, in_own_thread
 from service.engine import CapsNet
 from service.errors import Busy, TooLate, Unprocessable
 from service.state import Service
@@ -130,6 +131,57 @@ def test_what_was_done_is_let_go() -> None:
 
 class Picture:
     pass
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(own: bool) -> None:
+    """Which seldom comes for so few things, however large: a picture that cannot be decoded is a hundred megabytes."""
+    held: list[weakref.ref[object]] = []
+
+    def decode() -> None:
+        picture = Picture()
+        held.append(weakref.ref(picture))
+        try:
+            raise ValueError("truncated")
+        except ValueError as error:
+            raise Unprocessable("damaged") from error
+
+    async def fail() -> None:
+        crew = Crew(1, most=9, max_wait=60, deadline=10)
+        for _ in range(3):
+            job = partial(decode)
+            held.append(weakref.ref(job))
+            try:
+                await (in_own_thread(job) if own else crew.do(job, time.monotonic()))
+            except Unprocessable as error:
+                held.append(weakref.ref(error))
+                assert held[-2]() is None  # while it is still being told
+            del job
+        await asyncio.sleep(0.05)  # a thread's own hold on it may end a little later
+        crew.close()
+
+    gc.disable()
+    try:
+        asyncio.run(fail())
+        assert [each() for each in held] == [None] * 9
+    finally:
+        gc.enable()
+
+
+def test_no_thread_keeps_the_process_from_ending() -> None:
+    async def wait() -> None:
+        crew, free = Crew(1, most=9, max_wait=60, deadline=10), threading.Event()
+        await crew.do(lambda: None)
+        hangs = asyncio.create_task(in_own_thread(lambda: free.wait(10)))
+        await asyncio.sleep(0)
+        names = {thread.name: thread.daemon for thread in threading.enumerate()}
+        free.set()
+        await hangs
+        crew.close()
+        assert names["crew-0"]
+        assert names["own"]
+
+    asyncio.run(wait())
 
 
 def test_who_came_first_is_first() -> None:

@@ -107,6 +107,19 @@ def test_a_dimension_that_does_two_things_alike_has_the_name_of_neither() -> Non
     assert (both.name, abs(both.strength) > NOTICEABLE) == ("", True)
 
 
+@pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])
+def test_where_drawings_of_a_class_hardly_differ_nothing_is_told_in_their_deviations(spread: float) -> None:
+    """One picture of each class is held out, or the network draws each class as one picture: then export went wrong."""
+    model, found = bars()
+    model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
+    alike = Poses(torch.eye(10, 6).repeat(20, 1) + spread * found.poses, torch.arange(200) % 10)
+    assert {(each.name, each.strength) for each in dimensions(model, alike)} == {("", 0.0)}
+    one_of_each = Poses(alike.poses[:10], alike.labels[:10])
+    assert {(each.name, each.strength) for each in dimensions(model, one_of_each)} == {("", 0.0)}
+    turned = aligned(network(TINY), Poses(torch.rand(10, 8), torch.arange(10)))  # type: ignore[arg-type]
+    assert all(weights.isfinite().all() for weights in turned.parameters())
+
+
 def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
     """The more a bar leans, the more does moving its lower end change beside where it lies."""
     model, found = bars()
