@@ -81,7 +81,7 @@ class DataSet:
         if not 0 < held_out < count:
             raise DataError(
                 f"{self.folder}: expected to hold out between 1 and {count - 1} of the {count} training pictures "
-                f"(--validation of `captrain train`), got {held_out}"
+                f"(--validation of `captrain train`), got {held_out}; a tenth is {max(count // 10, 1)}"
             )
         learn, validation = self.train[: count - held_out], self.train[count - held_out :]
         for index, name in enumerate(self.classes):

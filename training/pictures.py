@@ -2,7 +2,8 @@
 
     train/cat/1.png, train/dog/1.png, ..., test/cat/1.png, ...
 
-All of one size, and all grey or all in colour, as the first is.
+All of one size, and all grey or all in colour, as the first is. Where no pixel of any of them has a colour they are grey, however
+they lie in files: many programs write RGB.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ from tqdm import tqdm
 from training.errors import DataError
 from training.sources import PARTS
 
+MOST_FAULTS = 10  # that are told at once, of files that all have to be mended or moved away
+OPAQUE = 255
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}  # as pictures lie in files -> grey or colour
 
 
@@ -35,7 +38,13 @@ def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
     if len(classes) < 2:
         raise DataError(f"{folder / PARTS[0]}: expected a subfolder for each of at least two classes, found {len(classes)}")
     train, test = (_part(folder / part, classes) for part in PARTS)
+    if _colourless(train) and _colourless(test):
+        train, test = (Pictures(np.ascontiguousarray(part.images[:, :1]), part.labels) for part in (train, test))
     return classes, train, test
+
+
+def _colourless(pictures: Pictures) -> bool:
+    return all(np.array_equal(pictures.images[:, 0], pictures.images[:, other]) for other in range(1, pictures.images.shape[1]))
 
 
 def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
@@ -44,13 +53,20 @@ def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
     if not files:
         raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
     order = _mixed([label for _, label in files])
-    images, wanted = [], None
+    images, faults, wanted = [], [], None
     for place in tqdm(order, desc=f"{folder.name}/", unit="img", leave=False):
-        image = _picture(files[place][0])
-        wanted = wanted or (image.mode, image.size)
-        if (image.mode, image.size) != wanted:
-            raise DataError(f"{files[place][0]}: expected {_told(*wanted)} as others are, found {_told(image.mode, image.size)}")
-        images.append(np.asarray(image))
+        path = files[place][0]
+        try:
+            image = _picture(path)
+            wanted = wanted or (image.mode, image.size)
+            if (image.mode, image.size) != wanted:
+                raise DataError(f"{path}: expected {_told(*wanted)} as others are, found {_told(image.mode, image.size)}")
+            images.append(np.asarray(image))
+        except DataError as error:
+            faults.append(str(error))
+    if faults:
+        more = [f"and {len(faults) - MOST_FAULTS} more"] if len(faults) > MOST_FAULTS else []
+        raise DataError("\n".join([*faults[:MOST_FAULTS], *more]))
     stacked = np.stack(images)
     planes = stacked[:, None] if stacked.ndim == 3 else np.ascontiguousarray(stacked.transpose(0, 3, 1, 2))
     return Pictures(planes, np.array([files[place][1] for place in order], np.int64))
@@ -87,6 +103,8 @@ def _picture(path: Path) -> Image.Image:
         with Image.open(path) as image:
             if image.mode not in MODES:
                 raise DataError(f"{path}: expected grey pictures or RGB of 8 bits, found {image.mode}; convert it")
+            if image.has_transparency_data and np.asarray(image.convert("RGBA"))[..., 3].min() < OPAQUE:
+                raise DataError(f"{path}: expected a picture without transparent parts; lay it over a background first")
             return _upright(image).convert(MODES[image.mode])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise DataError(f"{path}: expected a picture, found none that can be read ({error}); mend it or move it away") from error

@@ -30,10 +30,13 @@ export class PosePanel {
     this.setObjects([]);
   }
 
-  /** What the manifest says each dimension does, where it says so. */
+  /** What the manifest says each dimension does, where it says so; those that do the same are told apart by their numbers. */
   get names() {
-    const told = this.#model.manifest.dimensions ?? this.#model.dimensions ?? [];
-    return Array.from({ length: this.#model.pose_size }, (_, dim) => told[dim]?.name || `dimension ${dim}`);
+    const told = (this.#model.manifest.dimensions ?? this.#model.dimensions ?? []).map(({ name }) => name);
+    const often = (name) => told.indexOf(name) !== told.lastIndexOf(name);
+    return Array.from({ length: this.#model.pose_size }, (_, dim) =>
+      told[dim] ? `${told[dim]}${often(told[dim]) ? ` ${dim}` : ""}` : `dimension ${dim}`,
+    );
   }
 
   /** The objects of an answer; none for an empty slate, which leaves the model's own prototypes to turn. */

@@ -29,7 +29,7 @@ OpenPage = Callable[..., Page]
 @pytest.fixture(scope="package")
 def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CapsNet]:
     """The tests' bundle, `tiny`; the same network taken for one of two digits, the second of any length, `pair`; one of two side
-    by side, `beside`; and one whose classes are no digits, `words`."""
+    by side, `beside`; and one whose classes are no digits and two of whose dimensions do the same, `words`."""
     tiny = catalogue.load(settings())["tiny"]
     thresholds = tiny.manifest.thresholds
     lenient = dict.fromkeys(thresholds.lengths, -1.0)
@@ -41,7 +41,11 @@ def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CapsNet]:
     nets = {"tiny": tiny, "pair": replace(tiny, manifest=tiny.manifest.model_copy(update=both))}
     words = tuple(WORDS.split())
     usual = dict(zip(words, thresholds.reconstruction_errors.values(), strict=True))
-    named = {"name": "words", "classes": words, "thresholds": thresholds.model_copy(update={"reconstruction_errors": usual})}
+    alike = tuple(
+        each.model_copy(update={"name": "slant"}) if dim == 3 else each for dim, each in enumerate(tiny.manifest.dimensions)
+    )
+    named = {"name": "words", "classes": words, "dimensions": alike}
+    named["thresholds"] = thresholds.model_copy(update={"reconstruction_errors": usual})
     nets["words"] = replace(tiny, manifest=tiny.manifest.model_copy(update=named))
     folder = wide(tmp_path_factory.mktemp("wide") / "beside").parent
     beside = catalogue.load(Settings(models=folder))["beside"]

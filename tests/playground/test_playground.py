@@ -147,6 +147,14 @@ def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -
     expect(page.locator("#invitation")).to_have_text("Draw one of its classes")
 
 
+def test_dimensions_that_do_the_same_are_told_apart(page: Page) -> None:
+    page.select_option("#model", "words")
+    expect(page.locator("#sliders label")).to_have_text(
+        ["stroke thickness", "slant 1", "width", "slant 3", "position, left to right", "position, up to down"]
+    )
+    expect(page.get_by_role("slider", name="slant 3", exact=True)).to_be_enabled()
+
+
 def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> None:
     page = with_seven
     page.wait_for_timeout(200)

@@ -79,6 +79,50 @@ def test_pictures_in_colour_are_learned_exported_measured_and_drawn(tmp_path: Pa
     assert manifest.metrics.test["int8"].error.count == 60
 
 
+def test_pictures_without_a_colour_are_grey_however_they_lie_in_files(pictures: Path) -> None:
+    """As many programs write them; in three channels their ink would not be found to be in a box."""
+    before = load("folder", pictures)
+    for number, path in enumerate(sorted(pictures.glob("*/*/*.png"))):
+        Image.open(path).convert("P" if number % 2 else "RGB").save(path)
+    after = load("folder", pictures)
+    assert after.train.images.shape[1] == 1
+    assert (after.digest, after.boxed) == (before.digest, before.boxed)
+    coloured = next((pictures / "test").glob("*/*.png"))
+    picture = Image.open(coloured).convert("RGB")
+    picture.putpixel((0, 0), (255, 0, 0))
+    picture.save(coloured)
+    assert load("folder", pictures).train.images.shape[1] == 3
+
+
+@pytest.mark.parametrize("mode", ["L", "P", "RGB"])
+def test_a_picture_with_transparent_parts_is_refused(mode: str, pictures: Path) -> None:
+    """What lies below them says nothing: black ink on nothing would be black on black."""
+    path = pictures / "train/3/3.png"
+    opaque = Image.new(mode, (28, 28))
+    there = {"transparency": 9} if mode != "RGB" else {"transparency": (9, 9, 9)}
+    opaque.save(path, **there)
+    if mode == "L":
+        assert load("folder", pictures).train.images.shape[1] == 1  # no pixel is of that level
+    opaque.save(path, transparency=0 if mode != "RGB" else (0, 0, 0))
+    with pytest.raises(
+        DataError, match=r"train/3/3\.png: expected a picture without transparent parts; lay it over a background"
+    ):
+        load("folder", pictures)
+
+
+def test_what_is_wrong_with_several_files_is_told_at_once(pictures: Path) -> None:
+    files = sorted((pictures / "train").glob("*/*.png"))[:14]
+    for path in files[:2]:
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError) as found:
+        load("folder", pictures)
+    assert sorted(line.partition(":")[0] for line in str(found.value).splitlines()) == sorted(map(str, files[:2]))
+    for path in files:
+        path.write_bytes(b"no picture")
+    with pytest.raises(DataError, match=r"\nand 4 more$"):
+        load("folder", pictures)
+
+
 def broken(folder: Path) -> None:
     (folder / "train/3/3.png").write_bytes(b"no picture")
 
