@@ -181,6 +181,11 @@ def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
             multipart.parse("multipart/form-data; boundary=x", many)
 
 
+def test_a_boundary_may_be_in_capitals() -> None:
+    body = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc\r\n--x--\r\n'
+    assert multipart.parse("multipart/form-data; BOUNDARY=x", body)[0].content == b"abc"
+
+
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
 def test_a_compressed_body_is_told_what_is_wrong_with_it(small: httpx.Client, seven: bytes, path: str) -> None:
     answer = small.post(path, content=gzip.compress(seven), headers={"Content-Type": "image/png", "Content-Encoding": "gzip"})

@@ -316,6 +316,7 @@ async def test_who_left_is_dropped_before_compute():
     house.gate.let(2)
     await alive
     assert house.watcher.batches == [1, 1]
+    assert await house.batcher.drain(1)
 
 
 @scenario

@@ -146,6 +146,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"version": "other"}, "version, the fingerprint: expected [0-9a-f]{16}, found other"),
         ({"references__winner_length__edges": [0, 1]}, "expected 21 edges for 20 shares, found 2"),
         ({"references__winner_length__edges": [*range(20), 5]}, "expected edges that rise, found 0.0, 1.0"),
+        ({"references__winner_length__edges": [*range(20), 19]}, "expected edges that rise, found 0.0, 1.0"),
         ({"references__winner_length__shares": [-0.5, *[0.075] * 19]}, "references.winner_length.shares.0"),
         ({"references__winner_length__shares": [0] * 20}, "expected shares that add up to 1, found 0"),
         ({"prototypes": [[1e300] * 6] * 10}, "prototypes.0.0: Input should be less than or equal to 65504"),

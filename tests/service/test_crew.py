@@ -19,6 +19,7 @@ from service.crew import Crew, in_own_thread
 from service.engine import CapsNet
 from service.errors import Busy, TooLate, Unprocessable
 from service.state import Service
+from service.visits import request_id
 from tests.service.conftest import drawn, encoded, serving, settings
 
 
@@ -166,6 +167,16 @@ def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(
         assert [each() for each in held] == [None] * 9
     finally:
         gc.enable()
+
+
+def test_a_job_in_its_own_thread_knows_its_request() -> None:
+    """Which the log names."""
+
+    async def ask() -> None:
+        request_id.set("mine")
+        assert await in_own_thread(request_id.get) == "mine"
+
+    asyncio.run(ask())
 
 
 def test_no_thread_keeps_the_process_from_ending() -> None:

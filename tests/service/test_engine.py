@@ -74,6 +74,13 @@ def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
     assert seen.drawings[2].any()
 
 
+def test_the_longest_capsule_is_seen_however_short(net: CapsNet) -> None:
+    """An answer names one."""
+    blank = np.zeros((1, *net.manifest.image_shape), np.float32)
+    lengths, capsules = net.classify(blank)
+    assert len(net.believe(blank, 0 * lengths, capsules, np.ones(1, bool)).objects(0)) == 1
+
+
 def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
     pictures = np.concatenate([drawings, (drawings[:5] + drawings[5:]).clip(max=1)])

@@ -22,6 +22,7 @@ PNG, JSON = "image/png", "application/json"
         ("application/json;q=0.5, image/png;q=0.4", JSON),
         ("application/json;q=0.5, image/png; q=0.50", PNG),
         ("application/json;q=0", None),
+        ("application/json;Q=0", None),
         ("application/json;q=0.000, image/*;q=0.1", PNG),
         ("*/*, application/json;q=0", PNG),
         ("*/*, image/png;q=0", JSON),

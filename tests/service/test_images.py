@@ -222,6 +222,13 @@ def test_refuses_a_png_that_lacks_rows_and_takes_one_that_is_black(data: bytes) 
     assert black.size == PICTURE.size
 
 
+def test_an_interlaced_png_that_holds_its_last_pixel_and_little_else_is_refused() -> None:
+    """Of 17x17 pixels the first pass has 3x3, and the last of all is one of them."""
+    data = with_pixels(interlaced(Image.new("L", (17, 17), 255)), lambda rows: rows[:12])
+    with pytest.raises(Unprocessable, match="truncated or damaged"):
+        images.read(data, LIMIT)
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (5, 5), (8, 9)])
 def test_an_interlaced_png_of_any_size_is_whole_when_it_is(size: tuple[int, int]) -> None:
     assert images.read(interlaced(PICTURE.resize(size)), LIMIT).size == size

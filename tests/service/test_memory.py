@@ -50,6 +50,13 @@ def test_too_little_is_told_with_what_would_do(limit: Path) -> None:
     assert memory.too_little(wanted, pictures=2, bodies=50 * MB) is None
 
 
+def test_each_worker_is_counted(limit: Path) -> None:
+    limit.write_text(str(4 * memory.PROCESS + 16 * MB))
+    few, many = (settings(workers=count, max_pixels=1_000) for count in (4, 5))
+    assert memory.too_little(few, pictures=1, bodies=0) is None
+    assert memory.too_little(many, pictures=1, bodies=0) is not None
+
+
 def test_the_log_tells_it(limit: Path, nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
     create_app(settings(threads=2), nets)
     assert caplog.messages == []

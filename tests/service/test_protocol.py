@@ -198,6 +198,14 @@ def test_headers_without_end_are_not_kept(server: Process) -> None:
     assert server.resident_megabytes() < before + 20
 
 
+def test_a_transfer_coding_that_is_not_chunked_alone_is_refused(server: Process) -> None:
+    """What a proxy before us makes of such a body may be another than we."""
+    for coding in (b"gzip, chunked", b"chunked, gzip", b"gzip"):
+        head = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: " + coding)
+        answer = said(server, head + b"0\r\n\r\n")
+        assert statuses(answer) == [400], coding
+
+
 def test_trailers_have_the_same_limit(server: Process) -> None:
     start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     answer = said(server, start + b"2\r\nab\r\n0\r\n", b"X-Filler: " + b"a" * 2 * MOST_HEAD)

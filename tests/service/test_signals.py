@@ -131,6 +131,31 @@ def test_ctrl_c_twice_does_not_wait_for_whoever_does_not_let_go(tmp_path: Path) 
     assert "Traceback" not in (tmp_path / "log").read_text()
 
 
+def test_sigterm_twice_still_loses_nothing(tmp_path: Path, seven: bytes) -> None:
+    """As from a supervisor that is told to stop twice; who presses Ctrl-C twice is in a hurry."""
+    with started(tmp_path / "log", "--linger", "0", "--drain", "20") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port)), timeout=10) as connection:
+            head = f"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: {len(seven)}\r\n\r\n"
+            connection.sendall(head.encode() + seven[:10])
+            time.sleep(0.3)
+            for _ in range(2):
+                process.send_signal(signal.SIGTERM)
+                time.sleep(0.7)
+            connection.sendall(seven[10:])
+            assert connection.recv(1000).startswith(b"HTTP/1.1 200")
+        assert process.wait(10) == 0
+
+
+def test_who_is_connected_and_asks_nothing_keeps_no_server_from_ending(tmp_path: Path) -> None:
+    with started(tmp_path / "log", "--linger", "0", "--drain", "20") as (process, url):
+        host, port = url.removeprefix("http://").split(":")
+        with socket.create_connection((host, int(port))):
+            time.sleep(0.2)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(10) == 0
+
+
 @pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
 def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, flags: list[str]) -> None:
     """A process that is so young that it cannot must not die of it, and neither must one of its workers."""

@@ -116,7 +116,7 @@ def test_a_long_text_among_the_numbers_takes_no_more_memory_than_it_has():
         tracemalloc.stop()
 
 
-@pytest.mark.parametrize("header", ["", "-1", "1e3", "9" * 30, "99999", "٣"])
+@pytest.mark.parametrize("header", ["", "-1", "1e3", "9" * 30, "99999", "٣", "²", "1¹"])
 def test_a_header_that_is_no_length_of_this_body(header):
     with pytest.raises(MalformedRequest, match="Inference-Header-Content-Length"):
         read(request(), header=header)
@@ -147,6 +147,17 @@ def test_more_json_than_is_good_for_the_others():
     values = [0] * (tensors.MOST_VALUES + 1)
     with pytest.raises(TooLarge, match="binary tensor data"):
         read(request(data=values, shape=[len(values) // 2, 2]))
+
+
+def test_a_header_of_one_byte_more_than_there_is():
+    body = json.dumps(request()).encode()
+    with pytest.raises(MalformedRequest, match="the whole body has"):
+        read(body, header=str(len(body) + 1))
+
+
+def test_values_that_are_there_twice():
+    with pytest.raises(MalformedRequest, match="either data or"):
+        read(request(parameters={"binary_data_size": 16}), bytes(16))
 
 
 def test_an_input_given_twice():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import socket
@@ -12,6 +13,7 @@ import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -25,6 +27,7 @@ collector = pytest.importorskip(
     "opentelemetry.proto.collector.trace.v1.trace_service_pb2", reason="the extra otel is not installed"
 )
 
+MICROSECOND = 1_000  # nanoseconds: times are rounded
 TRACE, CALLER = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 
 
@@ -51,6 +54,11 @@ def received() -> Iterator[tuple[str, list[bytes]]]:
     server.server_close()
 
 
+def spans_of(bodies: list[bytes]) -> list[Any]:
+    requests = [collector.ExportTraceServiceRequest.FromString(body) for body in bodies]
+    return [span for each in requests for part in each.resource_spans for scope in part.scope_spans for span in scope.spans]
+
+
 def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     nets: dict[str, CapsNet], seven: bytes, received: tuple[str, list[bytes]]
 ) -> None:
@@ -62,8 +70,7 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     endpoint, bodies = received
     with serving(settings(traces=endpoint), nets) as client:
         client.post("/predict", content=slowly(), headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
-    requests = [collector.ExportTraceServiceRequest.FromString(body) for body in bodies]
-    spans = [span for each in requests for part in each.resource_spans for scope in part.scope_spans for span in scope.spans]
+    spans = spans_of(bodies)
     (whole,) = [span for span in spans if span.name == "POST /predict"]
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
     told = {each.key: each.value.string_value for each in whole.attributes}
@@ -73,7 +80,17 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
     for span in stages.values():
         assert span.trace_id == whole.trace_id
         assert whole.start_time_unix_nano + 0.4e9 < span.start_time_unix_nano  # when its body was here
-        assert span.start_time_unix_nano <= span.end_time_unix_nano <= whole.end_time_unix_nano
+        assert span.start_time_unix_nano < span.end_time_unix_nano <= whole.end_time_unix_nano
+    for earlier, later in itertools.pairwise(stages.values()):
+        assert later.start_time_unix_nano >= earlier.end_time_unix_nano - MICROSECOND
+
+
+def test_what_a_client_did_wrong_is_no_error_of_the_servers(nets: dict[str, CapsNet], received: tuple[str, list[bytes]]) -> None:
+    endpoint, bodies = received
+    with serving(settings(traces=endpoint), nets) as client:
+        assert client.get("/reconstruct?dim=99&delta=1").status_code == 422
+    (span,) = [span for span in spans_of(bodies) if span.name == "GET /reconstruct"]
+    assert span.status.code == 0
 
 
 def test_what_instruments_all_of_a_process_is_told_no_query(

@@ -1,0 +1,75 @@
+"""A request's body counts as long as it is in memory, however the request ends: what is never given back is missing to all."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+
+from service.app import create_app
+from service.engine import CapsNet
+from tests.service.conftest import settings
+from tests.waiting import until_soon
+
+Message = MutableMapping[str, Any]
+
+
+def sending(*parts: Message) -> Callable[[], Awaitable[Message]]:
+    """A client that sends these, and then waits."""
+    left = list(parts)
+
+    async def receive() -> Message:
+        if not left:
+            await asyncio.sleep(60)
+        return left.pop(0)
+
+    return receive
+
+
+async def predict(app: FastAPI, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
+    head = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/predict", "query_string": b"", "root_path": ""}
+    headers = [(b"host", b"here"), (b"content-type", b"image/png")]
+    ends = {"scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "headers": headers, "state": {}}
+    await app(head | ends, receive, send)
+
+
+def with_app(nets: dict[str, CapsNet], scene: Callable[[FastAPI], Awaitable[None]]) -> None:
+    async def run() -> None:
+        app = create_app(settings(), nets)
+        async with app.router.lifespan_context(app):
+            await until_soon(lambda: app.state.service.catalogue.ready)
+            await scene(app)
+
+    asyncio.run(run())
+
+
+def test_it_is_let_go_when_its_answer_begins(nets: dict[str, CapsNet], seven: bytes) -> None:
+    """And not when a client that reads slowly has read all of it."""
+
+    async def scene(app: FastAPI) -> None:
+        held: list[tuple[str, int]] = []
+
+        async def send(message: Message) -> None:
+            held.append((message["type"], app.state.service.bodies.held))
+
+        await predict(app, sending({"type": "http.request", "body": seven, "more_body": False}), send)
+        assert held == [("http.response.start", 0), ("http.response.body", 0)]
+
+    with_app(nets, scene)
+
+
+def test_it_is_let_go_where_its_request_is_cancelled(nets: dict[str, CapsNet]) -> None:
+    async def scene(app: FastAPI) -> None:
+        async def send(message: Message) -> None:
+            raise AssertionError(message)
+
+        begins = sending({"type": "http.request", "body": bytes(100), "more_body": True})
+        asked = asyncio.create_task(predict(app, begins, send))
+        await until_soon(lambda: app.state.service.bodies.held == 100)
+        asked.cancel()
+        await asyncio.wait([asked])
+        assert app.state.service.bodies.held == 0
+
+    with_app(nets, scene)
