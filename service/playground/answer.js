@@ -1,6 +1,6 @@
 /** An answer of /predict, shown: the verdict in words, the lengths as bars, what was seen beside what is believed. */
 
-import { byId, element, named, say } from "./dom.js";
+import { announce, byId, element, named, say } from "./dom.js";
 import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
 
 const TILES = ["seen", "believed", "difference"];
@@ -51,6 +51,7 @@ export class AnswerView {
 
   clear(verdict = "Nothing yet", reason = `${invitation(this.#model)}, or pick ${several(this.#model) ? "examples" : "an example"} below the slate.`) {
     this.#lengths([], []);
+    if (byId("verdict").textContent !== verdict) announce(verdict);
     say(byId("verdict"), verdict);
     say(byId("glance"), "");
     say(byId("took"), "");
@@ -60,13 +61,16 @@ export class AnswerView {
     this.#captions("Nothing seen yet", "Nothing believed yet", "No difference yet", FROM_POSE);
   }
 
-  show(answer, seen, believed) {
+  /** `begun`: of another picture than the last, whose answer is news though it be the same. */
+  show(answer, seen, believed, begun) {
     const { objects, probabilities } = answer;
     const labels = objects.map(({ label }) => label);
     byId("answer").dataset.verdict = answer.verdict;
     this.#lengths(probabilities, labels);
-    say(byId("verdict"), this.#verdict(answer.verdict, labels));
-    say(byId("glance"), byId("verdict").textContent); // on a phone the answer may be below the edge
+    const verdict = this.#verdict(answer.verdict, labels);
+    if (begun || byId("verdict").textContent !== verdict) announce(verdict);
+    say(byId("verdict"), verdict);
+    say(byId("glance"), verdict); // on a phone the answer may be below the edge
     say(byId("reason"), this.#reason(answer, labels));
     paint(byId("seen"), [seen]);
     paint(byId("believed"), believed, believed.length > 1 ? [FIRST, SECOND] : undefined);

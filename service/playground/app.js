@@ -4,7 +4,7 @@ import { AnswerView, invitation, readPictures } from "./answer.js";
 import { Api, Refused } from "./api.js";
 import { copyCommand, showCommand } from "./command.js";
 import { Connection } from "./connection.js";
-import { PATIENCE, byId, enable, element, say } from "./dom.js";
+import { PATIENCE, announce, byId, enable, element, say } from "./dom.js";
 import { Drawing } from "./drawing.js";
 import { Examples } from "./examples.js";
 import { Latest } from "./latest.js";
@@ -143,7 +143,7 @@ function predict(options) {
   }, ({ answer, seen, believed }) => {
     stopWaiting();
     awaited = false;
-    answers.show(answer, seen, believed);
+    answers.show(answer, seen, believed, begun);
     pictures = believed;
     pose.setObjects(answer.objects, { begun });
     offerToMorph();
@@ -216,13 +216,15 @@ let waiting = 0;
 /** The service's state in the corner; what is over in a moment is not shown. */
 function tell(state, sentence) {
   clearTimeout(waiting);
-  if (state === "ready" && byId("state").dataset.state === "unreachable") askModels(); // another service may have come back
+  const before = byId("state").dataset.state;
+  if (state === "ready" && before === "unreachable") askModels(); // another service may have come back
+  if (state === "ready" && !byId("unreachable").hidden) announce("The service is back.");
   const show = () => {
     byId("state").dataset.state = state;
     say(byId("state"), state);
   };
   if (state === "asking") {
-    if (byId("state").dataset.state === "ready") waiting = setTimeout(show, PATIENCE);
+    if (before === "ready") waiting = setTimeout(show, PATIENCE);
     return;
   }
   show();
@@ -255,7 +257,8 @@ const remark = (sentence) => notice("remark", sentence);
 function notice(kind, sentence) {
   byId("refused").dataset.kind = kind;
   byId("refused").classList.toggle("bad", kind !== "remark");
-  say(byId("refusal"), sentence);
+  if (kind === "models") say(byId("refusal"), sentence); // which is asked for again and again
+  else byId("refusal").replaceChildren(sentence); // read out again, of another picture, though it be the same
   byId("refused").hidden = false;
 }
 
@@ -272,6 +275,7 @@ function askForKey() {
   if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
     say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
     byId("key-field").focus();
+    if (keyGiven) announce("That is not the key; try again"); // the focus was there, and what has it is not read again
   }
   keyGiven = false;
 }
@@ -305,6 +309,7 @@ document.querySelector(".skip").addEventListener("click", (event) => {
   event.preventDefault(); // a jump within the page would be an entry of its own in the history, one that knows no drawing
   byId("answer").focus();
 });
+visualViewport?.addEventListener("resize", () => byId("slate").classList.toggle("zoomed", visualViewport.scale > 1));
 byId("undo").addEventListener("click", () => drawing.undo());
 byId("clear").addEventListener("click", () => drawing.clear());
 document.addEventListener("keydown", (event) => {

@@ -1,6 +1,6 @@
 /** What was last asked of the service, as a line for a shell, and how long it took. */
 
-import { byId, say } from "./dom.js";
+import { announce, byId, say } from "./dom.js";
 
 export function showCommand({ command, note, status, milliseconds, stages: { total, ...stages } = {} }) {
   if (command.includes("/predict?") && total !== undefined) say(byId("took"), `answered in ${total.toFixed(1)} ms`);
@@ -29,5 +29,6 @@ export async function copyCommand() {
 
 function acknowledge(word) {
   byId("copy").textContent = word;
+  announce(word);
   setTimeout(() => (byId("copy").textContent = "Copy"), 1500);
 }

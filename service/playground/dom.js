@@ -37,6 +37,11 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+/** What a screen reader reads out, the same words again too: a new node is news. What is to be seen stands elsewhere. */
+export function announce(words) {
+  byId("announcement").replaceChildren(element("span", {}, words));
+}
+
 /** A class in a sentence: digits take an article, names such as `Sneaker` stand alone. */
 export function named(label) {
   return /^\d$/.test(label) ? `${label === "8" ? "an" : "a"} ${label}` : label;

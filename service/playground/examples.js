@@ -22,7 +22,8 @@ export class Examples {
   show(model) {
     const buttons = model.classes.map((label) => {
       const canvas = element("canvas", { width: SIDE, height: SIDE, "aria-hidden": "true" });
-      return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas);
+      const name = strokesOf(label, model.classes) ? [] : [element("span", {}, label)]; // of a drawing that may not tell
+      return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas, ...name);
     });
     byId("examples").replaceChildren(...buttons);
     buttons.forEach((button, index) => this.#fill(button, model, model.classes[index]));

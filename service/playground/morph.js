@@ -1,6 +1,6 @@
 /** Two digits that were kept, and the strip of poses between them. */
 
-import { byId, element, enable, named, say } from "./dom.js";
+import { announce, byId, element, enable, named, say } from "./dom.js";
 import { paint, wipe } from "./pixels.js";
 
 const ENDS = ["from", "to"];
@@ -59,6 +59,7 @@ export class MorphPanel {
     picture.alt = what;
     this.#show(element("div", { class: "plate" }, picture));
     this.#strip = picture;
+    announce(what);
   }
 
   #keep(end) {
@@ -66,8 +67,10 @@ export class MorphPanel {
     paint(byId(end), [this.#current.picture]);
     byId(end).classList.remove("blank");
     byId(end).setAttribute("aria-label", `${end === "from" ? "Start" : "End"}: ${named(this.#current.label)}`);
-    if (!this.complete) say(EXPLANATION, `Kept. Now draw another and keep it as the ${end === "from" ? "end" : "start"}.`);
-    else {
+    if (!this.complete) {
+      say(EXPLANATION, `Kept. Now draw another and keep it as the ${end === "from" ? "end" : "start"}.`);
+      announce(EXPLANATION.textContent);
+    } else {
       say(EXPLANATION, "Both are kept; the poses between them come here.");
       if (byId("steps").reportValidity()) this.#changed();
     }

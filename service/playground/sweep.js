@@ -1,6 +1,6 @@
 /** The sheet of the paper's Figure 4 in a dialog: a row for each dimension of the pose, a column for each step. */
 
-import { byId, element, say } from "./dom.js";
+import { announce, byId, element, say } from "./dom.js";
 import { REACH, signed } from "./pose.js";
 
 const STEPS = 11;
@@ -18,7 +18,7 @@ export class SweepDialog {
     });
     dialog.addEventListener("close", () => {
       this.#forget();
-      byId("key").before(byId("notices"));
+      byId("key").before(byId("notices"), byId("announcement"));
     });
   }
 
@@ -30,8 +30,8 @@ export class SweepDialog {
   open(whose, names) {
     this.#forget();
     say(byId("sweep-hint"), `Each row moves one dimension from ${signed(-REACH)} to ${signed(REACH)}, of ${whose}; the others stay as they were before any slider was moved.`);
-    byId("sheet").replaceChildren(element("p", { class: "hint", role: "status" }, `Drawing ${names.length * STEPS} pictures …`));
-    byId("sweep").append(byId("notices")); // what is behind an open dialog is in its shade, and not read out
+    byId("sheet").replaceChildren(element("p", { class: "hint" }, `Drawing ${names.length * STEPS} pictures …`));
+    byId("sweep").append(byId("notices"), byId("announcement")); // what is behind an open dialog is in its shade, and not read out
     byId("sweep").showModal();
   }
 
@@ -42,6 +42,7 @@ export class SweepDialog {
     const columns = element("p", { class: "columns", "aria-hidden": "true" });
     columns.append(...[-REACH, 0, REACH].map((delta) => element("span", {}, signed(delta))));
     byId("sheet").replaceChildren(columns, rows, element("div", { class: "plate" }, picture));
+    announce(picture.alt);
   }
 
   close() {

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
+from service.engine import CapsNet
 from tests.playground.conftest import PHONE, OpenPage
 from tests.playground.hand import SEVEN, ask_for, draw
+from tests.service.conftest import serving, settings
 
 IN_SIGHT = """() => {
     const focused = document.activeElement;
@@ -15,6 +19,14 @@ IN_SIGHT = """() => {
     const { left, top, width, height } = focused.getBoundingClientRect();
     return [focused.id, document.elementFromPoint(left + width / 2, top + height / 2) === focused];
 }"""
+BELOW_A_NOTICE = """() => {
+    const focused = document.activeElement;
+    const { left, top, width, height } = focused.getBoundingClientRect();
+    const points = [0.1, 0.5, 0.9].map((part) => document.elementFromPoint(left + width / 2, top + height * part));
+    return [focused.id, points.every((each) => each?.closest("#notices") && !focused.closest("#notices"))];
+}"""
+TOO_WIDE = """() => [...document.querySelectorAll("body *")]
+    .filter((each) => each.getBoundingClientRect().right > innerWidth).map(({ outerHTML }) => outerHTML.slice(0, 99))"""
 LOOKS: dict[str, dict[str, object]] = {"light": {}, "dark": {"color_scheme": "dark"}, "phone": PHONE}
 
 
@@ -57,6 +69,77 @@ def test_what_has_the_focus_is_in_sight(open_page: OpenPage, size: tuple[int, in
         if (found := page.evaluate(IN_SIGHT)) is not None:
             seen[found[0]] = found[1]
     assert seen == dict.fromkeys(page.locator("#sliders input").evaluate_all("sliders => sliders.map(({ id }) => id)"), True)
+
+
+HEARING = """addEventListener("DOMContentLoaded", () => {
+    window.heard = [];
+    const hear = () => heard.push(document.getElementById("announcement").textContent);
+    new MutationObserver(hear).observe(document.getElementById("announcement"), { childList: true });
+});"""
+
+
+def test_what_comes_is_read_out_the_same_answer_to_another_picture_too(open_page: OpenPage) -> None:
+    page = open_page(script=HEARING)
+    two = "#examples button:nth-child(3)"
+    page.click(two)
+    ask_for(page, "2")
+    verdict = page.inner_text("#verdict")
+    page.click("#clear")
+    page.click(two)
+    ask_for(page, "2")
+    page.click(two)  # the same once more, over the one that is there
+    page.wait_for_function("() => heard.length >= 4")
+    page.click("#keep-from")
+    page.click("#keep-to")
+    expect(page.locator("#strip img")).to_be_visible()
+    page.click("#copy")
+    expect(page.locator("#announcement")).to_have_text(re.compile("Copied|Selected"))
+    page.click("#open-sweep")
+    expect(page.locator("#sweep #announcement")).to_contain_text("drawings of your 2")  # beside it nothing is read
+    page.keyboard.press("Escape")
+    expect(page.locator("#sweep #announcement")).to_have_count(0)
+    heard = page.evaluate("heard")
+    assert heard[:4] == [verdict, "Nothing yet", verdict, verdict]
+    assert heard[4] == "Kept. Now draw another and keep it as the end."
+    assert heard[5] == "9 drawings from a 2 to a 2"
+
+
+def test_that_the_service_is_back_is_read_out(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
+    with serving(settings(model="tiny"), nets) as client:
+        url = str(client.base_url)
+        page = open_page(at=url, script=HEARING)
+    page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
+    expect(page.locator("#unreachable")).to_contain_text("does not answer")
+    with serving(settings(model="tiny"), nets, port=int(url.rpartition(":")[2])):
+        expect(page.locator("#unreachable")).to_be_hidden()
+        assert page.evaluate("heard") == ["The service is back."]
+        page.context.close()
+
+
+@pytest.mark.parametrize("size", [(320, 256), (390, 844)], ids=["400 %", "a phone"])
+def test_a_notice_hides_nothing_that_has_the_focus(open_page: OpenPage, size: tuple[int, int]) -> None:
+    page = open_page(viewport={"width": size[0], "height": size[1]})
+    page.set_input_files("#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no picture"})
+    expect(page.locator("#refused")).to_be_visible()
+    page.focus("#model")
+    hidden, seen = [], set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        name, below = page.evaluate(BELOW_A_NOTICE)
+        seen.add(name)
+        hidden += [name] * below
+    assert hidden == []
+    assert {"dim-0", "dim-5", "open-sweep", "command"} <= seen
+
+
+def test_large_text_and_a_small_window_need_no_scrolling_sideways(open_page: OpenPage) -> None:
+    page = open_page(viewport={"width": 320, "height": 500})
+    page.evaluate("document.documentElement.style.fontSize = '200%'")
+    assert page.evaluate(TOO_WIDE) == []
+    assert page.evaluate("document.documentElement.scrollWidth") <= 320
+    box = page.locator("#examples button").first.bounding_box()
+    assert box is not None
+    assert min(box["width"], box["height"]) >= 24
 
 
 def test_forced_colours_leave_drawings_their_ground(open_page: OpenPage) -> None:

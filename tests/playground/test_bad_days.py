@@ -208,6 +208,7 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
     page.fill("#key-field", "wrong")
     page.keyboard.press("Enter")
     expect(page.locator("#key label")).to_contain_text("not the key")
+    expect(page.locator("#announcement")).to_contain_text("not the key")
     page.get_by_role("button", name="Example 3").click()  # is drawn, though nobody answers yet
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 3")
 

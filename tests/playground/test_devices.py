@@ -52,6 +52,18 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     _tab_to(page, "#copy")
 
 
+def test_a_slate_that_fills_the_screen_can_be_left(open_page: OpenPage) -> None:
+    """Who has enlarged the page until it does could only draw."""
+    page = open_page(**PHONE)
+    session = page.context.new_cdp_session(page)
+    reacts = "getComputedStyle(document.getElementById('drawing')).touchAction"
+    for scale, expected in ((4, "pinch-zoom"), (1, "none")):
+        session.send("Emulation.setPageScaleFactor", {"pageScaleFactor": scale})
+        page.wait_for_function("(scale) => Math.abs(visualViewport.scale - scale) < 0.1", arg=scale)
+        page.wait_for_timeout(100)
+        assert page.evaluate(reacts) == expected
+
+
 def test_on_a_phone(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
     box = page.locator("#drawing").bounding_box()

@@ -139,6 +139,7 @@ def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -
     page = open_page(path="/?model=words")
     with page.expect_request(lambda request: "/reconstruct?model=words&label=1&" in request.url):
         page.reload()
+    expect(page.get_by_role("button", name="Example sneaker").locator("span")).to_have_text("sneaker")
     page.get_by_role("button", name="Example sneaker").click()
     ask_for(page, "This is sneaker")
     assert "Capsule sneaker is" in said(page, "#reason")

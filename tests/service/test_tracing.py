@@ -69,10 +69,11 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
 
     endpoint, bodies = received
     with serving(settings(traces=endpoint), nets) as client:
-        client.post("/predict", content=slowly(), headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
+        client.post("/predict", content=slowly(), headers={"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "caller=1"})
     spans = spans_of(bodies)
     (whole,) = [span for span in spans if span.name == "POST /predict"]
     assert (whole.trace_id.hex(), whole.parent_span_id.hex()) == (TRACE, CALLER)
+    assert whole.trace_state == "caller=1"
     told = {each.key: each.value.string_value for each in whole.attributes}
     assert (told["http.request.method"], told["http.route"]) == ("POST", "/predict")
     stages = {span.name: span for span in spans if span.parent_span_id == whole.span_id}
