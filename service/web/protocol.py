@@ -75,6 +75,15 @@ class Protocol(HttpToolsProtocol):
             self._at_work.disconnected = True
             self._at_work.message_event.set()
         super().connection_lost(exc)
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Of the circles that this connection and its requests make: heads and what was not read of bodies would stay until the
+        garbage collector looks through all that is old, which after some thousand connections are hundreds of megabytes."""
+        self._unset_keepalive_if_required()  # uvicorn does so alone where nobody reset the connection
+        del self.flow.resume_reading
+        self.pipeline.clear()
+        self._at_work = self._courteous = self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
         self._read_on(self._ahead + data)
@@ -196,6 +205,8 @@ class Protocol(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         unheard = self._in_body and not self.pipeline  # else the body is that of another, whose turn comes
+        if self._at_work is not None:
+            self._at_work.body.clear()  # which nobody will read, however long the client stays
         super().on_response_complete()
         if unheard:
             self._expect_end()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import re
@@ -17,13 +18,14 @@ from dataclasses import replace
 import pytest
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from service import app
 from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
 from service.visits import request_id
-from service.web.protocol import AHEAD, MOST_HEAD, MOST_HEADERS
+from service.web.protocol import AHEAD, MOST_HEAD, MOST_HEADERS, Protocol
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 from tests.service.test_metrics import samples
@@ -604,3 +606,50 @@ def test_logs_have_the_names_that_answers_have(net: CapsNet, caplog: pytest.LogC
         (names[2], refused),
         (names[2], told),
     ]
+
+
+def _ended(port: int, sent: bytes, reset: bool) -> None:
+    with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+        connection.sendall(sent)
+        assert connection.recv(65_536)
+        if reset:  # as a client closes that has not read all, and many a probe
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(GET, id="answered"),
+        pytest.param(request("/predict?model=none", bytes(250_000)), id="refused before its body"),
+        pytest.param(GET * 3, id="several at once"),
+        pytest.param(b"NONSENSE\r\n\r\n", id="no request"),
+        pytest.param(GET.replace(b"\r\n\r\n", b"\r\n" + OFFER + b"\r\n"), id="an offer"),
+    ],
+)
+def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(
+    nets: dict[str, CapsNet], sent: bytes, reset: bool
+) -> None:
+    """Which looks through what is old after some thousand of them, each with up to 190 KB of heads and unread bodies."""
+    with conftest.serving(conftest.settings(), nets) as client:
+        port = client.base_url.port
+        assert port is not None
+        client.close()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                _ended(port, sent, reset)
+            until(lambda: not any(isinstance(each, Protocol) for each in gc.get_objects()), seconds=5)
+        finally:
+            gc.enable()
+
+
+def test_a_client_that_stays_has_no_body_kept_that_nobody_reads(nets: dict[str, CapsNet]) -> None:
+    with conftest.serving(conftest.settings(), nets) as client:
+        port = client.base_url.port
+        assert port is not None
+        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
+            connection.sendall(request("/predict?model=none", bytes(60_000)))
+            assert connection.recv(65_536)
+            until(lambda: all(not each.body for each in gc.get_objects() if isinstance(each, RequestResponseCycle)), seconds=5)
