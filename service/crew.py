@@ -11,7 +11,6 @@ import asyncio
 import math
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -20,7 +19,7 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
-from service.errors import Busy, TooLate
+from service.errors import Busy, TooLate, let_go
 from service.pace import Pace
 
 T = TypeVar("T")
@@ -183,7 +182,7 @@ class _Errand:
         try:
             result = job()
         except Exception as failure:  # for whoever waits
-            _let_go(failure)
+            let_go(failure)
             error = failure
         self._took(time.monotonic() - self.began)
         try:
@@ -201,11 +200,3 @@ class _Errand:
             self.answer.set_exception(error)
         else:
             self.answer.set_result(result)
-
-
-def _let_go(error: BaseException | None) -> None:
-    """Of what the frames hold that it came through, and those that it came of: a picture's pixels, while it is told what is wrong
-    with it. Which lines they stood at stays known."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

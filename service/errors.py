@@ -10,6 +10,7 @@
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
 
+import traceback
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -120,3 +121,11 @@ class TooLate(TurnedAway):
 
 class StartError(Exception):
     pass
+
+
+def let_go(error: BaseException | None) -> None:
+    """Of what the frames hold that it came through, and those that it came of: a body, a picture's pixels. It may take as long as
+    a client likes to tell it. Which lines they stood at stays known."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__

@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from service import visits
-from service.errors import Busy, ServiceError
+from service.errors import Busy, ServiceError, let_go
 from service.state import Service
 
 MEDIA_TYPE = "application/problem+json"
@@ -36,8 +36,8 @@ async def on_service_error(request: Request, error: Exception) -> Response:
     visit = visits.of(request.scope)
     visit.refusal = error.why
     service.metrics.refused(error)
+    let_go(error)
     if isinstance(error, Busy):
-        error.__traceback__ = None  # it holds the frames, and with them the body
         service.bodies.release(visit)
         if service.crew.at_work:
             await service.refusals.turn()

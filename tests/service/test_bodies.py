@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
+import pytest
 from fastapi import FastAPI
 
 from service.app import create_app
@@ -28,8 +30,10 @@ def sending(*parts: Message) -> Callable[[], Awaitable[Message]]:
     return receive
 
 
-async def predict(app: FastAPI, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]]) -> None:
-    head = {"type": "http", "http_version": "1.1", "method": "POST", "path": "/predict", "query_string": b"", "root_path": ""}
+async def posted(
+    app: FastAPI, receive: Callable[[], Awaitable[Message]], send: Callable[[Message], Awaitable[None]], path: str = "/predict"
+) -> None:
+    head = {"type": "http", "http_version": "1.1", "method": "POST", "path": path, "query_string": b"", "root_path": ""}
     headers = [(b"host", b"here"), (b"content-type", b"image/png")]
     ends = {"scheme": "http", "server": ("127.0.0.1", 80), "client": ("127.0.0.1", 1), "headers": headers, "state": {}}
     await app(head | ends, receive, send)
@@ -54,7 +58,7 @@ def test_it_is_let_go_when_its_answer_begins(nets: dict[str, CapsNet], seven: by
         async def send(message: Message) -> None:
             held.append((message["type"], app.state.service.bodies.held))
 
-        await predict(app, sending({"type": "http.request", "body": seven, "more_body": False}), send)
+        await posted(app, sending({"type": "http.request", "body": seven, "more_body": False}), send)
         assert held == [("http.response.start", 0), ("http.response.body", 0)]
 
     with_app(nets, scene)
@@ -66,10 +70,36 @@ def test_it_is_let_go_where_its_request_is_cancelled(nets: dict[str, CapsNet]) -
             raise AssertionError(message)
 
         begins = sending({"type": "http.request", "body": bytes(100), "more_body": True})
-        asked = asyncio.create_task(predict(app, begins, send))
+        asked = asyncio.create_task(posted(app, begins, send))
         await until_soon(lambda: app.state.service.bodies.held == 100)
         asked.cancel()
         await asyncio.wait([asked])
         assert app.state.service.bodies.held == 0
+
+    with_app(nets, scene)
+
+
+@pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/v2/models/tiny/infer"])
+def test_it_is_let_go_while_its_refusal_waits_for_a_client_that_does_not_read(path: str, nets: dict[str, CapsNet]) -> None:
+    size = 3_141_592
+
+    def held() -> bool:
+        parts = (part for each in gc.get_objects() for part in gc.get_referents(each))
+        return any(isinstance(part, bytes) and len(part) == size for part in parts)
+
+    async def scene(app: FastAPI) -> None:
+        waits = asyncio.Event()
+
+        async def send(message: Message) -> None:
+            waits.set()
+            await asyncio.sleep(60)
+
+        asked = asyncio.create_task(
+            posted(app, sending({"type": "http.request", "body": bytes(size), "more_body": False}), send, path)
+        )
+        await waits.wait()
+        await until_soon(lambda: not held(), seconds=2)  # a thread's own hold on it may end a little later
+        asked.cancel()
+        await asyncio.wait([asked])
 
     with_app(nets, scene)
