@@ -50,14 +50,16 @@ class Envelope:
         visit = visits.begin(asked)
         if method == "HEAD":  # answered as GET is; the server below leaves the body out
             scope = {**asked, "method": "GET"}
-        status = 0
+        status, unread = 0, 0
 
         async def stamped(message: Message) -> None:
-            nonlocal status
+            nonlocal status, unread
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._stamp(message["headers"], asked, status)
                 self._bodies.release(visit)  # now: sending lasts as long as the client likes
+                unread = _length(message["headers"])
+                self._bodies.unread += unread  # which waits here, where the client has not read its answer before
             await send(message)
 
         try:
@@ -78,6 +80,7 @@ class Envelope:
             )
         finally:
             self._bodies.release(visit)
+            self._bodies.unread -= unread  # the connection counts what is left of it
             self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
 
     def _stamp(self, headers: list[tuple[bytes, bytes]], scope: Scope, status: int) -> None:
@@ -142,6 +145,10 @@ class Envelope:
             said |= {name: value for name, value in (("refusal", visit.refusal), ("trace_id", trace)) if value}
             text = "%(method)s %(route)s %(status)s %(milliseconds)s ms" + (": %(refusal)s" if visit.refusal else "")
             logger.log(level, text, said, extra={"request": said})
+
+
+def _length(headers: list[tuple[bytes, bytes]]) -> int:
+    return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
 def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -103,3 +103,27 @@ def test_it_is_let_go_while_its_refusal_waits_for_a_client_that_does_not_read(pa
         await asyncio.wait([asked])
 
     with_app(nets, scene)
+
+
+def test_an_answer_counts_while_it_waits_for_a_client_that_has_not_read_the_one_before(
+    nets: dict[str, CapsNet], seven: bytes
+) -> None:
+    async def scene(app: FastAPI) -> None:
+        waits, reads, bodies = asyncio.Event(), asyncio.Event(), app.state.service.bodies
+        sent: list[Message] = []
+
+        async def send(message: Message) -> None:
+            waits.set()
+            await reads.wait()
+            sent.append(message)
+
+        begins = sending({"type": "http.request", "body": seven, "more_body": False})
+        asked = asyncio.create_task(posted(app, begins, send))
+        await waits.wait()
+        unread = bodies.unread
+        reads.set()
+        await asked
+        assert unread == len(sent[-1]["body"]) > 100
+        assert bodies.unread == 0
+
+    with_app(nets, scene)
