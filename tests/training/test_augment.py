@@ -74,3 +74,35 @@ def test_affine_differs_between_pictures_of_a_batch(name: str) -> None:
 def test_strong_slants_half_again_as_far() -> None:
     affine, strong = (slant(AUGMENTATIONS[name](bars(2000), torch.Generator().manual_seed(0))) for name in ("affine", "strong"))
     assert float(strong.std() / affine.std()) == pytest.approx(1.5, abs=0.15)
+
+
+@pytest.mark.parametrize(("name", "turn", "scale", "shear"), [("affine", 12, 0.12, 0.15), ("strong", 18, 0.18, 0.25)])
+def test_affine_reaches_its_limits_in_each_of_its_ways(name: str, turn: float, scale: float, shear: float) -> None:
+    """Of a picture whose values are where its pixels lie: the middle of what is made of it says which were sampled there."""
+    at = torch.arange(41.0).expand(41, 41) / 40
+    made = (AUGMENTATIONS[name](ramp.expand(2000, 1, 41, 41), torch.Generator().manual_seed(0)) for ramp in (at, at.T))
+    across, down = (each[:, 0] * 40 for each in made)
+    for ramp in (across, down):
+        assert float((ramp[:, 20, 20] - 20).min()) == pytest.approx(-2, abs=0.02)
+        assert float((ramp[:, 20, 20] - 20).max()) == pytest.approx(2, abs=0.02)
+    a, b = across[:, 20, 21] - across[:, 20, 20], across[:, 21, 20] - across[:, 20, 20]
+    c, d = down[:, 20, 21] - down[:, 20, 20], down[:, 21, 20] - down[:, 20, 20]
+    wide = torch.hypot(a, c)
+    high = (a * d - b * c) / wide
+    found = {turn: torch.rad2deg(torch.atan2(c, a)), scale: wide - 1, -scale: high - 1, shear: (a * b + c * d) / wide / high}
+    for limit, values in found.items():
+        assert float(values.min()) == pytest.approx(-abs(limit), rel=0.02)
+        assert float(values.max()) == pytest.approx(abs(limit), rel=0.02)
+    assert torch.corrcoef(torch.stack(list(found.values()))).fill_diagonal_(0).abs().max() < 0.1  # each for itself
+
+
+def test_shifts_are_of_two_pixels_as_the_papers() -> None:
+    dot = torch.zeros(500, 1, 28, 28)
+    dot[:, :, 14, 14] = 1.0
+    places = AUGMENTATIONS["shift"](dot, torch.Generator().manual_seed(0)).flatten(1).argmax(dim=1)
+    assert {int(place) // 28 - 14 for place in places} == {int(place) % 28 - 14 for place in places} == {-2, -1, 0, 1, 2}
+
+
+def test_what_comes_in_from_outside_is_black() -> None:
+    made = AUGMENTATIONS["affine"](torch.ones(50, 1, 28, 28), torch.Generator().manual_seed(0))
+    assert (made.amin(dim=(1, 2, 3)) < 0.5).float().mean() > 0.5

@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from training.capsules import SQUASH_CONSTANTS, ClassCapsules, PrimaryCapsules, Squash
-from training.config import CapsuleNet, Conv, Primary
+from training.config import PRESETS, CapsuleNet, Conv, Primary
 from training.errors import SettingError, UnknownNameError
 from training.routing import ROUTINGS, lengths
 
@@ -121,3 +121,10 @@ def test_unknown_names_list_the_valid_ones() -> None:
         class_capsules(routing="nonsense")
     with pytest.raises(UnknownNameError, match="unknown squash 'flat'; choose one of: half, paper"):
         Squash("flat")
+
+
+def test_transformations_begin_by_glorots_rule() -> None:
+    torch.manual_seed(0)
+    network = PRESETS["paper"].network
+    assert isinstance(network, CapsuleNet)
+    assert float(ClassCapsules(200, network).transforms.detach().std()) == pytest.approx((2 / (8 + 16)) ** 0.5, rel=0.02)

@@ -1,3 +1,4 @@
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -8,6 +9,7 @@ import torch
 from training import checkpoint
 from training.checkpoint import Checkpoint
 from training.config import PRESETS
+from training.data import DataSet
 from training.errors import CheckpointError
 from training.networks import Network
 
@@ -81,3 +83,26 @@ def test_the_averaged_weights_are_the_ones_to_use() -> None:
 def test_a_missing_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="no checkpoint there; expected a folder that `captrain train --out` has filled"):
         checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_that_carries_code_is_not_run(tmp_path: Path) -> None:
+    class Code:
+        def __reduce__(self) -> tuple[object, ...]:
+            return os.mkdir, (str(tmp_path / "was run"),)
+
+    torch.save({"config": Code()}, tmp_path / checkpoint.FILE)
+    with pytest.raises(CheckpointError):
+        checkpoint.load(tmp_path)
+    assert not (tmp_path / "was run").exists()
+
+
+def test_where_there_was_none_before_none_is_said_to_be_whole(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError) as found:
+        checkpoint.write_atomically(tmp_path / "none" / "x", b"")
+    assert "whole" not in str(found.value)
+
+
+def test_a_run_whose_processes_nobody_noted_goes_on_with_any(data: DataSet, tmp_path: Path) -> None:
+    config = PRESETS["tiny"]
+    checkpoint.save(Checkpoint(config, data.classes, data.digest, optimizers={"adam": {"x": 1}}), tmp_path)
+    assert checkpoint.resumable(tmp_path, config, data, processes=2).processes == 2

@@ -1,6 +1,7 @@
 import functools
 import gzip
 import hashlib
+import http.client
 import http.server
 import shutil
 import threading
@@ -14,7 +15,8 @@ import torch
 
 from tests.training import drawn
 from training import data as reader
-from training.data import IDX_IMAGES, IDX_LABELS, DataSet, load
+from training import sources
+from training.data import IDX_IMAGES, IDX_LABELS, DataSet, Digits, load
 from training.errors import DataError, UnknownNameError
 from training.sources import FILES, SOURCES, Source
 
@@ -307,3 +309,97 @@ def test_a_folder_s_own_files_may_be_a_known_sets(copy: Path, monkeypatch: pytes
     assert load("folder", copy, any_files=True).digest == load("folder", copy).digest
     with pytest.raises(DataError, match="found another known data set"):
         load("mnist", copy, any_files=True)
+
+
+def test_other_labels_are_another_data_set(data: DataSet) -> None:
+    """A run does not go on after they were corrected."""
+    labels = data.train.labels.clone()
+    labels[0] = (labels[0] + 1) % 10
+    assert replace(data, train=Digits(data.train.images, labels)).digest != data.digest
+
+
+def test_a_bundle_that_does_not_know_its_pictures_takes_any(data: DataSet) -> None:
+    data.expect(None)
+
+
+def test_a_sample_is_from_everywhere() -> None:
+    """Files may be sorted by class."""
+    assert Digits(torch.zeros(100, 1, 1, 1), torch.arange(100)).sample(3).labels.tolist() == [0, 49, 99]
+
+
+def test_a_few_dark_pictures_make_no_dark_ones_of_the_others(data: DataSet) -> None:
+    images = torch.zeros(10, 1, 4, 4, dtype=torch.uint8)
+    images[:6] = 140
+    assert replace(data, train=Digits(images, torch.arange(10))).dark_on_light
+
+
+def test_pictures_in_colour_are_no_ink_in_a_box(boxed: DataSet) -> None:
+    assert boxed.boxed
+    assert not replace(boxed, train=Digits(boxed.train.images.expand(-1, 3, -1, -1), boxed.train.labels)).boxed
+
+
+def test_an_idx_file_with_bytes_too_many_is_told() -> None:
+    content = bytes([0, 0, 8, 1, 0, 0, 0, 2]) + b"\1\2\3"
+    with pytest.raises(DataError, match=r"header promises 2 bytes .*found 3"):
+        reader.read_idx(content, IDX_LABELS, Path("labels"))
+
+
+def test_files_of_a_known_sets_classes_may_have_names_of_their_own(tmp_path: Path) -> None:
+    folder = drawn.write(tmp_path, train=40, test=20)
+    (folder / "classes.txt").write_text("\n".join("abcdefghij"))
+    assert load("mnist", folder, any_files=True).classes == tuple("abcdefghij")
+
+
+def test_a_mirror_that_breaks_off_is_passed_over_and_what_is_there_not_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def fetch(url: str) -> bytes:
+        asked.append(url)
+        if "first" in url:
+            raise http.client.IncompleteRead(b"")
+        return gzip.compress(b"x", mtime=0)
+
+    monkeypatch.setattr(sources, "_fetch", fetch)
+    unpacked = (hashlib.md5(b"x").hexdigest(),) * 4
+    sources.download(Source((), mirrors=("first/", "second/"), unpacked=unpacked), tmp_path)
+    assert len(asked) == 8
+    asked.clear()
+    (tmp_path / f"{FILES[0]}.gz").unlink()
+    sources.download(Source((), mirrors=("second/",), unpacked=unpacked), tmp_path)
+    assert asked == [f"second/{FILES[0]}.gz"]
+
+
+def test_a_download_that_ends_on_a_full_disk_leaves_no_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write(path: Path, content: bytes) -> int:
+        with path.open("wb") as file:
+            file.write(content[:3])
+        raise OSError("no space")
+
+    monkeypatch.setattr(sources, "_fetch", lambda url: gzip.compress(b"x", mtime=0))
+    monkeypatch.setattr(sources, "check", lambda *_, **__: None)
+    monkeypatch.setattr(Path, "write_bytes", write)
+    with pytest.raises((OSError, DataError)):
+        sources.download(Source((), mirrors=("one/",)), tmp_path)
+    assert not (tmp_path / f"{FILES[0]}.gz").exists()
+
+
+def test_a_cache_that_is_whole_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be no network."""
+    monkeypatch.delenv("CAPSERVE_DATA", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "_fetch", lambda url: pytest.fail("downloads"))
+    cache = tmp_path / "capserve" / "mnist"
+    cache.mkdir(parents=True)
+    for name in FILES:
+        (cache / name).touch()
+    assert sources.find("mnist", None) == cache
+
+
+def test_an_environment_that_names_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CAPSERVE_DATA", str(tmp_path / "nowhere"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(sources, "_fetch", lambda url: pytest.fail("downloads"))
+    with pytest.raises(DataError, match="expected a folder, found none; correct it"):
+        sources.find("mnist", None)

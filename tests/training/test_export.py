@@ -29,8 +29,8 @@ from training.data import DataSet
 from training.devices import Place
 from training.dimensions import Poses, aligned
 from training.errors import ExportError
-from training.evaluate import TorchModel, evaluate, fixed_batches
-from training.export import PARITY, PARITY_BATCHES, export, parity, record_test, write_graphs
+from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
+from training.export import PARITY, PARITY_BATCHES, export, measurement, parity, record_test, write_graphs
 from training.networks import Encoding, Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
@@ -515,3 +515,7 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
     assert shapes.manifest.training.software == finished.software == f"captrain {version('capserve')}, torch {torch.__version__}"
+
+
+def test_what_was_measured_is_what_is_recorded() -> None:
+    assert measurement(Evaluation(10, 1, torch.zeros(2, 2), 0.03)).reconstruction_error == 0.03

@@ -50,3 +50,10 @@ def test_reconstruction_sums_pixels_and_objects_and_averages_pictures() -> None:
     drawings = torch.zeros(4, 2, 1, 3, 3)
     targets = torch.full((4, 2, 1, 3, 3), 0.5)
     assert float(reconstruction(drawings, targets)) == pytest.approx(2 * 9 * 0.25)
+
+
+def test_contrast_teaches_a_capsule_that_is_far_too_short() -> None:
+    lengths, labels = torch.tensor([[0.005, 0.9]], requires_grad=True), torch.tensor([[0]])
+    (contrast(lengths, labels) - margin(lengths, labels)).backward()
+    assert lengths.grad is not None
+    assert float(lengths.grad[0, 0]) == pytest.approx(-1 / 0.005, rel=0.01)

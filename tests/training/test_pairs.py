@@ -88,3 +88,11 @@ def test_one_class_alone_makes_no_pairs() -> None:
 def test_unknown_pairs_list_the_valid_ones() -> None:
     with pytest.raises(UnknownNameError, match="choose one of: none, overlapping, side_by_side"):
         arrangement("stacked")
+
+
+def test_partners_are_all_pictures_of_other_classes() -> None:
+    digits = Digits(torch.arange(40, dtype=torch.uint8).reshape(40, 1, 1, 1), torch.arange(40) % 2)
+    found = Partners(digits).of_another_class(torch.zeros(2000, dtype=torch.int64), torch.Generator().manual_seed(0))
+    counts = found.images.flatten().bincount(minlength=40)
+    assert (counts[1::2] > 50).all()
+    assert not counts[::2].any()

@@ -23,3 +23,7 @@ def test_one_cycle_rises_for_a_quarter_and_ends_near_nothing() -> None:
 
 def test_exponential_decays_once_an_epoch() -> None:
     assert SCHEDULES["exponential"](0.3, CONFIG) == pytest.approx(0.9**3)
+
+
+def test_exponential_decays_by_the_epochs_of_a_cycle() -> None:
+    assert SCHEDULES["exponential"](0.5, Training(epochs=4, cycles=3, decay=0.5)) == pytest.approx(0.25)

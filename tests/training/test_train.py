@@ -22,7 +22,7 @@ from training.config import PRESETS, Config
 from training.data import DataSet
 from training.devices import Place
 from training.errors import CheckpointError, DataError, DivergedError, SettingError, StoppedError, UnknownNameError
-from training.evaluate import Evaluation
+from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
 from training.export import export
 from training.losses import margin
 from training.networks import Network
@@ -529,3 +529,18 @@ def worker(torchrun: int, rank: int) -> int:
         if f"\0RANK={rank}\0" in Path(f"/proc/{each}/environ").read_text():
             return int(each)
     raise AssertionError(f"torchrun started no process of rank {rank}")
+
+
+def test_the_network_that_is_validated_is_the_one_to_use(data: DataSet, tmp_path: Path) -> None:
+    """The average, where there is one."""
+    done = train(config(epochs=1, batch_size=100, learning_rate=0.1), data, tmp_path, CPU)
+    measured = evaluate(TorchModel(done.restored()), fixed_batches(data.split(60)[1], "none"), 10)
+    row = done.history[-1]
+    assert row["validation_error"] == pytest.approx(measured.error)
+    assert row["validation_reconstruction_error"] == pytest.approx(measured.reconstruction_error, rel=1e-5)
+
+
+def test_after_a_validation_batch_norm_learns_on(data: DataSet, tmp_path: Path) -> None:
+    """Without an average it is the network itself that is validated."""
+    done = train(config(batch_size=100, ema=0.0), data, tmp_path, CPU)
+    assert int(done.network["encoder.stem.1.num_batches_tracked"]) == done.step
