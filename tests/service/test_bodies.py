@@ -12,6 +12,9 @@ from fastapi import FastAPI
 
 from service.app import create_app
 from service.engine import CapsNet
+from service.errors import Busy
+from service.visits import Visit
+from service.web.bodies import Bodies
 from tests.service.conftest import settings
 from tests.waiting import until_soon
 
@@ -127,3 +130,13 @@ def test_an_answer_counts_while_it_waits_for_a_client_that_has_not_read_the_one_
         assert bodies.unread == 0
 
     with_app(nets, scene)
+
+
+def test_what_is_given_back_twice_is_counted_once_and_what_comes_unannounced_too() -> None:
+    bodies, mine, others = Bodies(10), Visit("mine"), Visit("others")
+    bodies.take(mine, 8)
+    with pytest.raises(Busy):
+        bodies.take(others, 3)
+    bodies.release(mine)
+    bodies.release(mine)
+    assert bodies.held == 0

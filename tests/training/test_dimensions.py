@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from service.manifest import REACH
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import NOTICEABLE, Poses, aligned, dimensions, plainest, poses_of_objects, rotation
+from training.dimensions import NOTICEABLE, Poses, _named, aligned, dimensions, plainest, poses_of_objects, rotation
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -128,3 +129,26 @@ def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> Non
     leaning = found.poses.clone()
     leaning[:, 4] = torch.arange(200).sub(73).abs() / 100
     assert plainest(model, Poses(leaning, found.labels), named) == 73
+
+
+def test_a_dimension_that_moves_some_drawings_one_way_and_some_the_other_has_no_name() -> None:
+    effect = torch.zeros(100, len(MEASURES))
+    effect[:, 0] = 3.0
+    assert _named(effect).name == "stroke thickness"
+    effect[::2, 0], effect[1::2, 0] = 10.0, -4.0
+    assert _named(effect).name == ""
+
+
+def test_the_strength_is_of_the_whole_reach() -> None:
+    class Bump(Bars):
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            x = torch.arange(60.0)
+            return (-((x - 30 - 8 * poses[:, :1]) ** 2) / 8).exp()[:, None, None].expand(-1, 1, 9, -1)
+
+    poses = torch.tensor([[-1.0, 0.0], [1.0, 0.0]]).repeat(10, 1)  # a standard deviation of 1, of 8 pixels
+    found = dimensions(Bump(2), Poses(poses, torch.zeros(20, dtype=torch.int64)))
+    assert found[0].strength == pytest.approx(2 * REACH, rel=0.01)
+
+
+def test_of_a_class_that_nobody_has_seen_all_poses_tell() -> None:
+    assert len(Poses(torch.rand(4, 2), torch.zeros(4)).of(3).poses) == 4

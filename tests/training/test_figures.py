@@ -9,14 +9,16 @@ import pytest
 import torch
 from matplotlib.figure import Figure
 from PIL import Image
+from torch import Tensor
 
 from service.manifest import MANIFEST, Dimension
 from training.config import PRESETS
 from training.data import Digits
 from training.errors import ExportError
 from training.evaluate import TorchModel, fixed_batches
-from training.figures import apart, curves, figures, perturbations, redrawn
-from training.networks import Network
+from training.figures import _picked, apart, curves, figures, perturbations, redrawn
+from training.networks import Encoding, Network
+from training.pairs import Batch
 
 CLASSES = tuple("0123456789")
 DIMENSIONS = [Dimension(name=name, strength=1.0) for name in ("slant", "", "width", "", "", "height")]
@@ -126,3 +128,16 @@ def test_a_bundle_is_no_folder_for_figures(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{}")
     with pytest.raises(ExportError, match="holds a bundle"):
         figures(model(28), fixed_batches(digits(), "none"), CLASSES, DIMENSIONS, [], tmp_path)
+
+
+def test_right_and_wrong_pictures_are_told_apart() -> None:
+    class Says:
+        def classify(self, images: Tensor) -> Encoding:
+            return Encoding(torch.tensor([[0.9, 0.1, 0.2]] * 2), torch.zeros(2, 3, 2))
+
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            return torch.zeros(len(poses), 1, 2, 2)
+
+    images = torch.zeros(2, 1, 2, 2)
+    batch = Batch(images, torch.tensor([[0], [1]]), images[:, None])
+    assert [_picked(Says(), [batch], right)[1][0].tolist() for right in (True, False)] == [[[0]], [[1]]]
