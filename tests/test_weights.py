@@ -21,9 +21,11 @@ from service.verdict import Judge, Verdict
 from training import subjects
 from training.config import PRESETS, Config
 from training.data import load
+from training.dimensions import effects, poses_of_objects
 from training.errors import DataError
 from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
 from training.export import meaning, measurement
+from training.morphology import MEASURES
 from training.networks import Encoding
 from training.sources import find
 from training.statistics import usual
@@ -144,3 +146,18 @@ def test_the_default_models_dimensions_do_what_its_manifest_says(mnist: Path) ->
         assert subject.bundle is not None
         for claimed, measured in zip(subject.bundle.manifest.dimensions, found, strict=True):
             assert (claimed.name, claimed.strength) == (measured.name, pytest.approx(measured.strength, abs=0.05))
+
+
+@pytest.mark.parametrize("name", accuracy.SHIPPED)
+def test_a_dimension_does_what_it_is_named_for_in_every_class(name: str, mnist: Path) -> None:
+    """On average it may, and in one class do what another is named for."""
+    with subjects.opened(accuracy.MODELS / name) as subject:
+        settings = subject.config.training
+        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        found = poses_of_objects(subject.models["fp32"], fixed_batches(validation.sample(200), settings.pairs))
+        assert subject.bundle is not None
+        for dimension, effect in zip(subject.bundle.manifest.dimensions, effects(subject.models["fp32"], found), strict=True):
+            if dimension.name:
+                own = effect[:, list(MEASURES).index(dimension.name)] * np.sign(dimension.strength)
+                means = [float(own[found.labels == label].mean()) for label in range(len(subject.classes))]
+                assert min(means) > 0, (dimension.name, means)

@@ -57,20 +57,20 @@ def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
     """
     if found.poses.shape[1] == 1:
         return ()
-    return tuple(_named(effect) for effect in _effects(model, found))
+    return tuple(_named(effect) for effect in effects(model, found))
 
 
 def plainest(model: Model, found: Poses, named: Sequence[Dimension]) -> int:
     """Which of the poses shows the names best: where even the dimension that shows its own the least moves little else."""
     shares = torch.ones(len(found.poses))
-    for dimension, effect in zip(named, _effects(model, found), strict=True):
+    for dimension, effect in zip(named, effects(model, found), strict=True):
         if dimension.name:
             own = effect[:, list(MEASURES).index(dimension.name)] * math.copysign(1, dimension.strength)
             shares = torch.minimum(shares, own / (effect.norm(dim=1) + TINY))
     return int(shares.argmax())
 
 
-def _effects(model: Model, found: Poses) -> Iterator[Tensor]:
+def effects(model: Model, found: Poses) -> Iterator[Tensor]:
     """By each dimension, turned on its own through the whole reach: (n, measures), in standard deviations."""
     unit = _deviation(model, found)
     for step in torch.eye(found.poses.shape[1]) * REACH:
@@ -90,24 +90,30 @@ def aligned(network: Network, found: Poses) -> Network:
     if found.poses.shape[1] > math.prod(decoder.image_shape):
         return turned  # more values than pixels that they could change
     model, classes = TorchModel(network), len(decoder.labels)
-    unit = _deviation(model, found)
-    groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found] * classes
-    _turn(encoder.routed, decoder, torch.stack([rotation(model, group, unit) for group in groups]))
+    groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found]
+    turns = rotations(model, groups, _deviation(model, found))
+    _turn(encoder.routed, decoder, turns.expand(classes, -1, -1))
     return turned
 
 
-def rotation(model: Model, found: Poses, unit: Tensor) -> Tensor:
-    """An orthogonal matrix (new axes, old axes)."""
-    size = found.poses.shape[1]
-    measures, pixels = (slope.double() for slope in _slopes(model, found, unit))  # (size, measures), (size, pixels)
-    steepness = measures.norm(dim=0)
-    strongest = steepness.argsort(descending=True, stable=True)[:size]
+def rotations(model: Model, groups: Sequence[Poses], unit: Tensor) -> Tensor:
+    """An orthogonal matrix for each group of poses: (groups, new axes, old axes). Which axis is for which measure is the same for
+    all, though a measure change little in one: a dimension has one name, and 1s, say, hardly lean."""
+    slopes = [_slopes(model, group, unit) for group in groups]
+    steepness = torch.stack([measures.norm(dim=0) for measures, _ in slopes]).mean(dim=0)
+    strongest = steepness.argsort(descending=True, stable=True)[: groups[0].poses.shape[1]]
     chosen = strongest[2 * REACH * steepness[strongest] > NOTICEABLE].sort().values
-    left, _, right = torch.linalg.svd(measures[:, chosen] / steepness[chosen], full_matrices=False)
+    return torch.stack([_axes(measures[:, chosen].double(), pixels.double()) for measures, pixels in slopes]).float()
+
+
+def _axes(measures: Tensor, pixels: Tensor) -> Tensor:
+    """New ones of old ones: first one for each of the measures, (size, chosen), then what else changes (size, pixels)."""
+    directions = measures / measures.norm(dim=0).clamp(min=TINY)
+    left, _, right = torch.linalg.svd(directions, full_matrices=False)
     first = left @ right  # Loewdin's rule: the orthonormal axes nearest to all directions at once, none preferred
     rest = pixels - first @ (first.T @ pixels)
-    others = torch.linalg.svd(rest, full_matrices=False).U[:, : size - first.shape[1]]
-    return torch.cat([first, others], dim=1).T.float()
+    others = torch.linalg.svd(rest, full_matrices=False).U[:, : len(pixels) - first.shape[1]]
+    return torch.cat([first, others], dim=1).T
 
 
 def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,8 +5,8 @@ To add an algorithm: write it, list it in ROUTINGS; the tests find it there.
 
 Every step is a batched matrix product over (batch, out), and the first one needs none: couplings start uniform.
 `voices` (batch, in), where given, say how loud each input speaks: as if its votes were multiplied, but they stay as they lie.
-Gradients flow through the last iteration only, as in the authors' own description: the couplings are an answer
-to "who agrees?", not something to learn through.
+Gradients flow through the last iteration only, as in many public copies, and not in the authors' own code: the couplings are an
+answer to "who agrees?", not something to learn through.
 """
 
 from __future__ import annotations

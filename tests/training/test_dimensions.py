@@ -8,7 +8,7 @@ from torch import Tensor
 
 from service.manifest import REACH
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import NOTICEABLE, Poses, _named, aligned, dimensions, plainest, poses_of_objects, rotation
+from training.dimensions import NOTICEABLE, Poses, _named, aligned, dimensions, plainest, poses_of_objects, rotations
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -76,7 +76,7 @@ def bars() -> tuple[Bars, Poses]:
 def test_the_axes_become_the_directions_that_move_and_slant_a_drawing() -> None:
     model, found = bars()
     unit = measured(model.reconstruct(found.poses, found.labels)).std(dim=0)
-    axes = rotation(model, found, unit)
+    (axes,) = rotations(model, [found], unit)
     torch.testing.assert_close(axes @ axes.T, torch.eye(6), atol=1e-5, rtol=0)
     before = dimensions(model, found)
     model.right, model.lean = axes @ model.right, axes @ model.lean
@@ -85,6 +85,24 @@ def test_the_axes_become_the_directions_that_move_and_slant_a_drawing() -> None:
         turned, random = (max((each.strength for each in some if each.name == name), default=0) for some in (after, before))
         assert turned > random
         assert turned > 0
+
+
+def test_an_axis_is_for_the_same_measure_in_every_class() -> None:
+    """Though one class hardly leans: the axes after it would all move up, and what they are named for be false of that class."""
+
+    class Stiff(Bars):
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            leans = (poses @ self.lean)[:, None] * self.lean
+            return super().reconstruct(poses - 0.95 * leans * (classes == 1)[:, None], classes)
+
+    (model, found), stiff = bars(), Stiff(6)
+    groups = [Poses(found.poses, torch.full((200,), label)) for label in (0, 1)]
+    unit = measured(model.reconstruct(found.poses, found.labels)).std(dim=0)
+    usual, of_stiff = rotations(stiff, groups, unit)
+    (alone,) = rotations(stiff, groups[1:], unit)
+    moves = [int((axes @ stiff.right).abs().argmax()) for axes in (usual, of_stiff, alone)]
+    assert moves[0] == moves[1] > moves[2]
+    torch.testing.assert_close(of_stiff @ of_stiff.T, torch.eye(6), atol=1e-5, rtol=0)
 
 
 def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
