@@ -239,12 +239,12 @@ def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch:
         monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warming.set() or over.wait(20))
         reload = asyncio.create_task(served.reload())
         await asyncio.to_thread(warming.wait, 10)
-        assert runners() > before
+        assert runners() - before  # of those, some may still be on their way out
         reload.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reload
         over.set()
-        await asyncio.to_thread(until, lambda: runners() == before, 5)
+        await asyncio.to_thread(until, lambda: not runners() - before, 5)
 
     before = runners()
     asyncio.run(cancelled())
