@@ -5,6 +5,7 @@ import io
 import json
 import os
 import shutil
+import zipfile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -323,3 +324,28 @@ def test_fingerprints_differ_between_models(copy: Path) -> None:
 def test_write_needs_every_file(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"expected \['decoder.onnx', 'encoder.onnx', 'example.npz'\], found \[\]"):
         bundle.write(tmp_path, {})
+
+
+@pytest.mark.parametrize(("variant", "near", "far"), [("fp32", 1e-3, 1e-2), ("int8", 1e-2, 5e-2)])
+@pytest.mark.parametrize("name", ["lengths", "capsules", "reconstructions"])
+def test_a_replay_looks_at_all_outputs(variant, near: float, far: float, name: str) -> None:
+    made = bundle.read(TINY)
+    example = made.example(variant)
+
+    def replay(by: float) -> float:
+        moved = example._replace(**{name: getattr(example, name) + np.float32(by)})
+        return bundle.check_replay(made, variant, lambda _: (moved.lengths, moved.capsules), lambda *_: moved.reconstructions)
+
+    assert replay(near) == pytest.approx(near, rel=1e-2)
+    with pytest.raises(BundleError, match=f"{variant} replay of {name}: expected example.npz within"):
+        replay(far)
+
+
+def test_an_array_that_says_it_is_larger_than_memory_is_an_error(tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "tiny"))
+    head = io.BytesIO()
+    np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
+    with zipfile.ZipFile(folder / "example.npz", "w") as archive:
+        archive.writestr("images.npy", head.getvalue())
+    with pytest.raises(BundleError, match="expected the arrays images"):
+        bundle.Bundle(folder, bundle.read(TINY).manifest).example("fp32")

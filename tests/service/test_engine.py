@@ -18,8 +18,8 @@ import pytest
 
 from service import answer, bundle, cuda, engine, runtime, sessions
 from service.bundle import IMAGES, LENGTHS, Array
-from service.engine import CapsNet, perturb
-from service.errors import StartError
+from service.engine import CapsNet, expect_numbers, perturb
+from service.errors import StartError, Unprocessable
 from service.manifest import BundleError, record
 from service.process import cpus
 from tests.service.bundles import renewed
@@ -561,3 +561,11 @@ def test_the_runtime_tells_its_makers_nothing(tmp_path: Path) -> None:
     command = [sys.executable, "-c", "import service.sessions"]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=ROOT)
     assert (done.stdout, done.stderr) == ("1\n", "")
+
+
+def test_the_first_of_which_a_network_makes_no_numbers_is_named() -> None:
+    made = np.zeros((4, 3, 2), np.float32)
+    expect_numbers("tiny", "picture", made)
+    made[1, 2, 1], made[3] = np.inf, np.nan  # one value is enough
+    with pytest.raises(Unprocessable, match="makes no numbers of picture 1: ask another"):
+        expect_numbers("tiny", "picture", made)

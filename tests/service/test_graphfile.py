@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +15,7 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from service import bundle
+from service.bundle import checksum
 from service.graphfile import holds_its_weights
 from service.manifest import BundleError
 from tests.service.bundles import TINY, external
@@ -157,4 +160,17 @@ def test_a_bundle_that_reaches_outside_itself_is_refused(tmp_path: Path) -> None
     folder = external(tmp_path / "tiny")
     onnxruntime.InferenceSession(folder / "encoder.onnx")  # which would have taken it
     with pytest.raises(BundleError, match=r"encoder\.onnx: expected all weights in this file, found some in another; export it"):
+        bundle.read(folder)
+
+
+@pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx", "decoder.onnx"])
+def test_no_graph_of_a_bundle_reaches_outside_it(tmp_path: Path, name: str) -> None:
+    folder = Path(shutil.copytree(TINY, tmp_path / "tiny"))
+    graph = onnx.load(folder / name)
+    onnx.save(graph, folder / name, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = checksum(folder / name)
+    manifest["version"] = bundle.fingerprint(manifest["files"]).hex()
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(BundleError, match=f"{name}: expected all weights in this file, found some in another"):
         bundle.read(folder)

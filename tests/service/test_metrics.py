@@ -9,12 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from service.engine import CapsNet
+from service.engine import CapsNet, Perception
 from service.errors import Busy, NotAnImage, TooLate
-from service.metrics import Metrics
+from service.metrics import GraphObserver, Metrics, PredictionObserver
 from tests.service.conftest import drawn, encoded, reaching, serving, settings
 from tests.service.launching import started
 
@@ -175,3 +176,58 @@ def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: by
 def test_promtool_has_nothing_to_say(client: httpx.Client) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=client.get("/metrics").content, capture_output=True)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
+
+
+def test_a_model_that_is_gone_has_not_fallen_back(net: CapsNet) -> None:
+    counted = Metrics()
+    fallen = replace(net, device=replace(net.device, fell_back=True))
+    for change, told in ((counted.describe, 1), (counted.forget, 0)):
+        change(fallen)
+        assert counted.registry.get_sample_value("capserve_cpu_fallback", {"model": "tiny"}) == told
+
+
+def test_stages_are_told_with_what_they_took() -> None:
+    counted = Metrics()
+    counted.answered("/predict", 200, 0.5, {"decode": 0.25, "queue": 0.125})
+    for stage, taken in (("decode", 0.25), ("queue", 0.125)):
+        assert counted.registry.get_sample_value("capserve_stage_duration_seconds_sum", {"stage": stage}) == taken
+
+
+def test_each_object_of_a_picture_is_counted(net: CapsNet) -> None:
+    counted, shape = Metrics(), (1, 2, *net.manifest.image_shape)
+    lengths = np.eye(10, dtype=np.float32)[[3]] + 0.9 * np.eye(10, dtype=np.float32)[[5]]
+    blank = np.zeros(shape, np.float32)
+    seen = Perception(lengths, np.zeros((1, 10, 6)), np.array([[3, 5]]), np.ones((1, 2), bool), blank, np.zeros(1), np.ones(1))
+    PredictionObserver(counted, "tiny", net.manifest.classes).saw(seen, ["digit"])
+    told = [counted.registry.get_sample_value("capserve_predictions_total", {"model": "tiny", "label": each}) for each in "357"]
+    assert told == [1, 1, 0]
+
+
+def test_until_there_is_a_reload_none_has_failed() -> None:
+    assert Metrics().registry.get_sample_value("capserve_last_reload_successful") == 1
+
+
+def test_failures_count_from_nought_on(net: CapsNet) -> None:
+    """Prometheus sees an increase between two scrapes alone: the first failure would be none."""
+    counted = Metrics()
+    counted.describe(net)
+    assert counted.registry.get_sample_value("capserve_model_failures_total", {"model": "tiny"}) == 0
+
+
+def test_nobody_waits_for_a_model_that_is_gone(net: CapsNet) -> None:
+    counted = Metrics()
+    for graph in ("encoder", "decoder"):
+        counted.queue_images.labels("tiny", graph).set(3)
+        counted.queue_limit.labels("tiny", graph).set(512)
+    counted.forget(net)
+    for name in ("images", "limit_images"):
+        for graph in ("encoder", "decoder"):
+            assert counted.registry.get_sample_value(f"capserve_queue_{name}", {"model": "tiny", "graph": graph}) == 0
+
+
+def test_what_a_batch_took_is_told() -> None:
+    counted = Metrics()
+    GraphObserver(counted, "tiny", "encoder", lambda _: None).batch_ran(4, 0.25)
+    labels = {"model": "tiny", "graph": "encoder"}
+    told = [counted.registry.get_sample_value(f"capserve_batch_{what}_sum", labels) for what in ("images", "duration_seconds")]
+    assert told == [4, 0.25]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image, ImageOps
 
 from service import bundle, catalogue, images
 from service.bundle import Array
+from service.engine import CapsNet
 from service.settings import Settings
 from tests import drawings
 from tests.mnist import Digits
@@ -148,3 +150,16 @@ def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
             drawings.add(answer.content)
     assert len(found) == 2
     assert len(drawings) == 4  # of both, turned and not
+
+
+def test_where_two_drawings_lie_over_each_other_ink_is_no_more_than_ink(net: CapsNet) -> None:
+    """As MultiMNIST adds them."""
+    manifest = net.manifest.model_copy(update={"max_objects": 2})
+    shape = (1, *manifest.image_shape)
+    two = replace(net, manifest=manifest)
+    object.__setattr__(two, "reconstruct", lambda poses, classes: np.ones((len(poses), *manifest.image_shape), np.float32))
+    lengths = np.ones((1, len(manifest.classes)), np.float32)
+    capsules = np.zeros((1, len(manifest.classes), manifest.pose_size), np.float32)
+    seen = two.believe(np.ones(shape, np.float32), lengths, capsules, np.ones(1, bool))
+    assert len(seen.objects(0)) == 2
+    assert seen.errors.tolist() == [0.0]

@@ -420,3 +420,27 @@ def test_all_processes_take_it_up(started: Process, folder: Path, how: str) -> N
         in_a_row = in_a_row + 1 if found == wanted else 0
         time.sleep(0 if in_a_row else 0.05)
     assert in_a_row == 30
+
+
+def test_the_time_to_drain_begins_once_after_the_lingering(net: CapsNet) -> None:
+    chosen = settings(drain=7.0).model_copy(update={"linger": 3.0})
+    models = Catalogue({"tiny": net}, chosen, Metrics())
+    models.warm, (served,) = True, models
+    assert models.serves(served)
+    models.retire()
+    assert models._ends == pytest.approx(time.monotonic() + 10, abs=0.5)
+    assert not models.serves(served)
+    models.hurry()
+    models.retire()  # as drain() does
+    assert models._ends <= time.monotonic()
+
+
+def test_a_reload_without_the_default_model_is_refused(tmp_path: Path) -> None:
+    folder = tmp_path / "models"
+    shutil.copytree(TINY, folder / "tiny")
+    chosen = settings(api_key="sesame", model="tiny").model_copy(update={"models": folder})
+    with serving(chosen) as client:
+        renewed(folder / "other", "the only one")
+        shutil.rmtree(folder / "tiny")
+        answer = client.post("/models/reload", headers={"X-API-Key": "sesame"})
+    assert (answer.status_code, "has only other" in answer.json()["detail"]) == (409, True)

@@ -4,6 +4,7 @@ import ctypes
 import os
 import subprocess
 import sys
+from importlib.metadata import version
 
 import pytest
 import torch
@@ -70,3 +71,36 @@ def test_cores_that_were_left_to_others_are_told(
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
     monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     assert devices.hardware(torch.device("cpu"), processes).endswith(f", {said}")
+
+
+def test_a_gpu_that_is_full_is_told_too() -> None:
+    with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size"):
+        with devices.enough_memory(128):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
+
+
+def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    with devices.place() as place:
+        assert chosen == [place.device] == [torch.device("cuda", 1)]
+
+
+def test_as_many_gpus_as_trained_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
+    told = [devices.hardware(torch.device("cuda", 0), processes) for processes in (1, 8)]
+    assert told == ["NVIDIA H200", "8 x NVIDIA H200"]
+
+
+def test_what_it_was_trained_with_is_told() -> None:
+    assert devices.software() == f"captrain {version('capserve')}, torch {torch.__version__}"
+
+
+@pytest.mark.parametrize(("native", "chosen"), [(True, "bf16"), (False, "fp32")])
+def test_auto_is_bf16_where_it_is_multiplied_natively(native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(devices, "_multiplies_bf16", lambda _: native)
+    assert devices.precision("auto", torch.device("cpu")) == chosen

@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from training.config import PRESETS, CapsuleNet
-from training.networks import CapsuleEncoder, Encoding, Network, parameters
+from training.errors import SettingError
+from training.networks import CapsuleEncoder, Decoder, Encoding, Network, parameters
 from training.routing import lengths
 
 
@@ -87,3 +88,52 @@ def test_building_a_network_leaves_batch_norm_untouched() -> None:
     assert tracked
     assert all(int(value) == 0 for value in tracked)
     assert network.training
+
+
+@pytest.mark.parametrize("name", ["baseline", "pooled"])
+def test_scores_of_a_cnn_are_each_pictures_own(name: str) -> None:
+    torch.manual_seed(0)
+    encoder = Network(PRESETS[name].network).eval().encoder
+    images = torch.rand(3, 1, 28, 28)
+    together, alone = encoder(images).lengths, torch.cat([encoder(each).lengths for each in images.split(1)])
+    torch.testing.assert_close(together, alone)
+    if name == "baseline":
+        torch.testing.assert_close(together.sum(dim=1), torch.ones(3))
+
+
+def test_the_decoder_has_weights_of_each_class_of_its_own() -> None:
+    decoder = Decoder(replace(PRESETS["tiny"].network, decoder=replace(PRESETS["tiny"].network.decoder, sees_class=True)))
+    poses = torch.rand(1, 6, requires_grad=True)
+    decoder(poses, torch.tensor([3])).sum().backward()
+    used = decoder.layers[0].weight.grad.any(dim=0).unflatten(0, (10, 6)).any(dim=1)
+    assert used.nonzero().flatten().tolist() == [3]
+
+
+def test_a_drawing_is_of_ink_between_none_and_all() -> None:
+    torch.manual_seed(0)
+    decoder = Decoder(PRESETS["tiny"].network)
+    poses, classes = 1_000 * torch.randn(64, 6), torch.arange(64) % 10
+    drawn = decoder(poses, classes)
+    assert drawn.min() >= 0
+    assert drawn.max() <= 1
+
+
+@pytest.mark.parametrize("part", ["decoder", "encoder"])
+def test_between_two_layers_something_is_rectified(part: str) -> None:
+    """Else they were one, however many there are."""
+    torch.manual_seed(0)
+    network = Network(PRESETS["pooled" if part == "encoder" else "compact"].network).eval()
+    dense = network.encoder.head if part == "encoder" else network.decoder.layers
+    first = next(each for each in dense if isinstance(each, torch.nn.Linear))
+    there = torch.randn(4, first.in_features)
+    layers = dense[:-1] if part == "decoder" else dense  # without the sigmoid
+
+    def bent(given: torch.Tensor) -> torch.Tensor:
+        return layers(given) + layers(-given) - 2 * layers(torch.zeros_like(given))
+
+    assert bent(there).abs().max() > 1e-3
+
+
+def test_pictures_that_are_too_small_for_a_network_are_told() -> None:
+    with pytest.raises(SettingError, match="pictures of 1x4x4 are too small for this network"):
+        Network(replace(PRESETS["tiny"].network, image_shape=(1, 4, 4)))

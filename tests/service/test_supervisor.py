@@ -1,0 +1,40 @@
+"""Which worker is replaced when, by a supervisor whose workers are written here."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from service.process import tallies, workers
+from service.process.workers import _Supervisor, _Worker
+from tests.service.conftest import settings
+
+
+@pytest.fixture
+def supervisor() -> _Supervisor:
+    return _Supervisor(settings(workers=2), lambda *_: None, ("127.0.0.1", 0), ExitStack())
+
+
+def test_who_has_served_is_not_given_up_however_many_workers_die(supervisor: _Supervisor) -> None:
+    supervisor._failures = 100 * workers.TRIES
+    assert not supervisor._later([0], "worker 7 died")  # none ever listened
+    supervisor._beats[1] = 1
+    assert supervisor._later([0], "worker 7 died")
+
+
+def test_who_dies_after_a_long_life_is_replaced_soon(
+    supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
+    supervisor._beats[0] = 1
+    dead = SimpleNamespace(pid=7, exitcode=-9, is_alive=lambda: False)
+    for lived, pause in ((1.0, workers.LATER), (workers.LATER + 1, workers.SOON)):
+        supervisor._pause = workers.LATER
+        now = time.monotonic()
+        supervisor._workers = [_Worker(0, dead, now - lived, 0)]  # type: ignore[arg-type]
+        assert supervisor._bury()
+        assert supervisor._due[0] - now == pytest.approx(pause, abs=0.3)
