@@ -25,6 +25,7 @@ from service import bundle, catalogue
 from service.app import create_app
 from service.catalogue import Catalogue
 from service.engine import CapsNet
+from service.manifest import BundleError
 from service.metrics import Metrics
 from service.process.server import Server, configured
 from tests.service.bundles import TINY, renewed
@@ -444,3 +445,26 @@ def test_a_reload_without_the_default_model_is_refused(tmp_path: Path) -> None:
         shutil.rmtree(folder / "tiny")
         answer = client.post("/models/reload", headers={"X-API-Key": "sesame"})
     assert (answer.status_code, "has only other" in answer.json()["detail"]) == (409, True)
+
+
+def test_two_folders_of_one_models_name_are_told(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        shutil.copytree(TINY, tmp_path / name)
+    with pytest.raises(BundleError, match="two: expected a name of its own, found tiny again"):
+        catalogue.load(settings().model_copy(update={"models": tmp_path}))
+
+
+def test_a_model_that_fails_when_it_is_warmed_is_not_ready(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    async def warmed() -> str:
+        models = Catalogue({"tiny": net}, settings(), Metrics())
+        await models.warm_up()
+        found = models.state
+        models.hurry()
+        await models.drain()
+        return found
+
+    monkeypatch.setattr(CapsNet, "warm_up", fail)
+    assert asyncio.run(warmed()) == "failing"
