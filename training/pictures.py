@@ -22,7 +22,7 @@ from training.errors import DataError
 from training.sources import PARTS
 
 MOST_FAULTS = 10  # that are told at once, of files that all have to be mended or moved away
-OPAQUE = 255
+OPAQUE = 255  # of an alpha channel
 MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}  # as pictures lie in files -> grey or colour
 
 

@@ -275,7 +275,7 @@ function askForKey() {
   if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
     say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
     byId("key-field").focus();
-    if (keyGiven) announce("That is not the key; try again"); // the focus was there, and what has it is not read again
+    if (keyGiven) announce(byId("key").querySelector("label").textContent); // the focus was there, and what has it is not read again
   }
   keyGiven = false;
 }

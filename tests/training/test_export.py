@@ -8,7 +8,6 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -26,7 +25,7 @@ from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
 from training.config import PRESETS, CapsuleNet, Config, Conv, PlainNet
 from training.data import DataSet
-from training.devices import Place
+from training.devices import Place, software
 from training.dimensions import Poses, aligned
 from training.errors import ExportError
 from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
@@ -514,7 +513,7 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
     assert "normalise=auto will scale what it is sent, and find no ink" in said[-1]
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
-    assert shapes.manifest.training.software == finished.software == f"captrain {version('capserve')}, torch {torch.__version__}"
+    assert shapes.manifest.training.software == finished.software == software()
 
 
 def test_what_was_measured_is_what_is_recorded() -> None:
