@@ -8,23 +8,27 @@ RUNTIME := $(shell nvidia-smi -L >/dev/null 2>&1 && echo gpu || echo cpu)
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
 
 .DEFAULT_GOAL := help
-.PHONY: help install run test lint format train bench sbom docker-test clean
+.PHONY: help install run test test-training lint format train bench sbom docker-test clean
 
 help:                    ## this list
 	@awk -F ':.*## *' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' Makefile
 
-install: .venv/dev       ## everything: service, training, tools
+install: .venv/all       ## everything: service, training, tools
 
 run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 	$(BIN)/capserve serve
 
-# Processes that each have as many of torch's threads as there are cores would stand in each other's way.
-test: .venv/dev          ## the tests, warnings as errors: three at a time, since some wait, the page's by two, then those that must be alone
-	OMP_NUM_THREADS=1 $(BIN)/pytest --ignore tests/playground -m "not alone" --numprocesses 3 --dist worksteal
+# Processes that each have as many threads of OpenBLAS and torch as there are cores would stand in each other's way.
+TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
+test: .venv/dev          ## the service's tests, warnings as errors: three at a time, the page's by two, then those that must be alone
+	$(TOGETHER) --ignore tests/playground --ignore tests/training -m "not alone"
 	$(BIN)/pytest tests/playground --numprocesses 2 --dist worksteal
 	$(BIN)/pytest tests/service -m alone
 
-lint: .venv/dev          ## format, style, types, import directions, and what is in docker/
+test-training: .venv/all ## training's tests, and those of the shipped weights
+	$(TOGETHER) tests/training
+
+lint: .venv/all          ## format, style, types, import directions, and what is in docker/
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -36,10 +40,10 @@ format: .venv/dev        ## let ruff write the format
 	$(BIN)/ruff check --fix .
 
 PRESET ?= compact
-train: .venv/dev         ## train PRESET (compact) into runs/PRESET, or go on with it
+train: .venv/all         ## train PRESET (compact) into runs/PRESET, or go on with it
 	$(BIN)/captrain train --preset $(PRESET) --out runs/$(PRESET) $(if $(wildcard runs/$(PRESET)/checkpoint.pt),--resume)
 
-bench: .venv/dev         ## the speed claims, measured as ratios on this machine
+bench: .venv/all         ## the speed claims, measured as ratios on this machine
 	$(BIN)/python -m benchmarks.training_step
 	$(BIN)/python -m benchmarks.encoders
 	$(BIN)/python -m benchmarks.pictures
@@ -63,14 +67,19 @@ PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 	    low <= found < high or sys.exit("expected Python $(PYTHONS), found %d.%d; name another: make PYTHON=python3.12" % found)'
 	$(PYTHON) -m venv .venv
 
+# With torch not with constraints-cuda.txt: it names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.
+CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/all),,-c constraints-cuda.txt))
 .venv/service: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
-	$(PIP) install -c constraints.txt $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/dev),,-c constraints-cuda.txt)) -e '.[$(RUNTIME)]'
+	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME)]'
 	touch $@
 
-# Not with constraints-cuda.txt: torch names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.
-.venv/dev: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[$(RUNTIME),train,dev]'
+.venv/dev: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
+	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME),dev]'
 	touch $@ .venv/service
+
+.venv/all: .venv/bin/python pyproject.toml constraints.txt
+	$(PIP) install -c constraints.txt -e '.[$(RUNTIME),train,dev]'
+	touch $@ .venv/dev .venv/service
 
 clean:                   ## remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

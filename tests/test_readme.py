@@ -18,12 +18,8 @@ from typing import NamedTuple
 
 import pytest
 
-from benchmarks import accuracy
-from service import bundle, pose
 from service.settings import Settings
 from tests.service import processes
-from training.config import PRESETS
-from training.networks import Network, parameters
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -96,18 +92,6 @@ def test_the_python_lines_print_what_they_say(server: processes.Process, desk: P
         assert shown("python lines.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
 
 
-def test_versions_checksums_and_tokens_are_those_of_the_shipped_bundles() -> None:
-    """What `masked` hides from the commands' test: who copies a token out of README wants it drawn."""
-    manifests = [bundle.read(folder).manifest for folder in accuracy.bundles().values()]
-    assert set(re.findall(r"(?<!\.)\b[0-9a-f]{16}\b", README)) == {manifest.version for manifest in manifests}
-    sums = set(re.findall(r"\b[0-9a-f]{64}\b", README))
-    assert sums
-    assert sums <= {each for manifest in manifests for each in manifest.files.values()}
-    default = next(manifest for manifest in manifests if manifest.name == "compact")
-    tokens = set(re.findall(r'"pose": ?"([\w-]+)"', README))
-    assert {pose.decode(token, default).label for token in tokens} == {7}
-
-
 def test_the_settings_table_is_the_settings() -> None:
     rows = re.findall(r"^\| `CAPSERVE_(\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
     expected = []
@@ -115,17 +99,6 @@ def test_the_settings_table_is_the_settings() -> None:
         default = "models" if name == "models" else field.default
         expected.append((name.upper(), "" if default is None else f"`{default}`", field.description))
     assert rows == expected
-
-
-def test_the_presets_table_is_the_presets() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| ([\d,]+) \|$", README, re.MULTILINE))
-    assert rows == {name: f"{parameters(Network(config.network).encoder):,}" for name, config in PRESETS.items()}
-
-
-def test_the_accuracy_table_is_what_its_command_prints() -> None:
-    """From the manifests, whose figures tests/test_weights.py counts again."""
-    found = {name: accuracy.recorded(bundle.read(folder)) for name, folder in accuracy.bundles().items()}
-    assert "\n".join(accuracy.table(found)) in README
 
 
 @pytest.mark.parametrize("package", ["service", "training"])

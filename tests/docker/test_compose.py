@@ -190,9 +190,11 @@ def test_nvidias_packages_are_pinned_apart(what: ModuleType) -> None:
     ("target", "runtime", "beside", "given"),
     [
         ("service", "gpu", None, True),
-        ("service", "gpu", "dev", False),
+        ("service", "gpu", "all", False),
+        ("dev", "gpu", None, True),
+        ("dev", "gpu", "all", False),
         ("service", "cpu", None, False),
-        ("dev", "gpu", "service", False),
+        ("all", "gpu", "service", False),
     ],
 )
 def test_cuda_is_pinned_where_there_is_no_torch(
