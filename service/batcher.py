@@ -142,7 +142,8 @@ class Batcher:
         # A batch that is not full takes as long at most: the wait is never held for longer than it is.
         if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._waited, self._max_wait):
             told = f"what waits already will for about {wait:.1f} s ({self.queued} images), and nobody is to wait longer than"
-            raise Busy(f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After", "full")
+            told = f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After"
+            raise Busy(told, "full", wait - self._max_wait)
 
     def _expect_room(self, images: int) -> None:
         if self._draining:

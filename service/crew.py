@@ -61,6 +61,7 @@ class Crew:
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
                 "ask again after the seconds in Retry-After",
                 "crew",
+                wait - self._max_wait,
             )
 
     @contextmanager

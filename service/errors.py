@@ -10,6 +10,7 @@
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
 
+import math
 import traceback
 from collections.abc import Mapping
 from typing import ClassVar
@@ -19,7 +20,7 @@ class ServiceError(Exception):
     status: ClassVar[int]
     title: ClassVar[str]
     meaning: ClassVar[str]  # for /docs
-    headers: ClassVar[Mapping[str, str]] = {}
+    headers: Mapping[str, str] = {}
 
     def __init__(self, detail: str) -> None:
         super().__init__(detail)
@@ -39,7 +40,7 @@ class MalformedRequest(ServiceError):
 class KeyWanted(ServiceError):
     status, title = 401, "API key wanted"
     meaning = "the server's key is wanted"
-    headers: ClassVar = {"WWW-Authenticate": "Bearer"}
+    headers = {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(ServiceError):
@@ -107,7 +108,11 @@ class TurnedAway(ServiceError):
 class Busy(TurnedAway):
     status, title = 503, "busy"
     meaning = "queue full or too long, warming, draining, or the model failed; see Retry-After"
-    headers: ClassVar = {"Retry-After": "1"}  # seconds; a queue is empty again in less
+
+    def __init__(self, detail: str, reason: str, after: float = 0.0) -> None:
+        """`after` so many seconds, where that is known, there is room again."""
+        super().__init__(detail, reason)
+        self.headers = {"Retry-After": str(max(1, math.ceil(after)))}
 
 
 class Broken(Busy):

@@ -251,6 +251,21 @@ def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_l
     asyncio.run(crowd())
 
 
+def test_who_is_refused_is_told_when_there_will_be_room() -> None:
+    async def crowd() -> None:
+        crew = Crew(1, most=1_000, max_wait=0.1, deadline=60)
+        jobs = [lambda: time.sleep(0.2)] * 2 + [lambda: None] * 12
+        taken = [asyncio.create_task(crew.do(job, time.monotonic())) for job in jobs]
+        await asyncio.sleep(0.3)
+        with pytest.raises(Busy, match=r"\(13, for about 2\.\d s\)") as refused:
+            crew.admit()
+        assert refused.value.headers == {"Retry-After": "3"}
+        await asyncio.gather(*taken)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
 def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes_now() -> None:
     async def crowd() -> None:
         crew = Crew(1, most=1_000, max_wait=0.4, deadline=60)
