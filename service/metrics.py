@@ -137,12 +137,18 @@ class Metrics:
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
         self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER]
+        self.began: Gauge | None = None
         if self._files is None:
             ProcessCollector(registry=registry)
+        else:  # of all that it tells the one which several can
+            told = "Start time of the process since unix epoch in seconds; of several workers, of the last that began."
+            self.began = Gauge("process_start_time_seconds", told, registry=registry, multiprocess_mode="livemax")
 
     def at_work(self, wanted: int) -> None:
         """This process begins to answer, one of so many."""
         self.workers.set(1)
+        if self.began is not None:
+            self.began.set_to_current_time()
         self.workers_wanted.set(wanted)
 
     def answered(self, route: str, status: int, seconds: float, stages: Mapping[Stage, float]) -> None:

@@ -46,6 +46,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
                 assert seen["capserve_ready",] == 1
                 assert seen["capserve_workers",] == seen["capserve_workers_wanted",] == 2
                 assert seen["capserve_reference_winner_length_count", "tiny"] == pytest.approx(1, abs=1e-3)
+                began = seen["process_start_time_seconds",]
         servers = workers_of(process)
         assert len(servers) == 2
         (files,) = tmp_path.glob("capserve-metrics-*")
@@ -56,7 +57,9 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         os.kill(servers[0], signal.SIGKILL)
         appears(tmp_path / "log", '"ready: tiny', 3)
         with reaching(url) as client:
-            assert samples(client)["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
+            seen = samples(client)
+            assert seen["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
+            assert began < seen["process_start_time_seconds",] < time.time()  # and who replaced it is known to have come
         assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
         shutil.rmtree(files)  # by what tidies up, say
