@@ -68,12 +68,18 @@ class _Part(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
 
+class _Note(_Part):
+    """On which no answer depends: what a newer captrain notes besides is kept, and its bundle served."""
+
+    model_config = ConfigDict(frozen=True, extra="allow")
+
+
 class Routing(_Part):
     algorithm: str
     iterations: int = Field(ge=1)
 
 
-class TrainingRecord(_Part):
+class TrainingRecord(_Note):
     """How the weights came to be; `history` is a row per epoch."""
 
     epochs: int
@@ -87,7 +93,7 @@ class TrainingRecord(_Part):
     history: tuple[dict[str, FiniteFloat], ...] = ()
 
 
-class ErrorRate(_Part):
+class ErrorRate(_Note):
     """Errors counted, and in per cent with their 95 % interval."""
 
     errors: int
@@ -97,21 +103,21 @@ class ErrorRate(_Part):
     high: FiniteFloat
 
 
-class Measured(_Part):
+class Measured(_Note):
     """One variant on one set of pictures."""
 
     error: ErrorRate
     reconstruction_error: FiniteFloat  # mean squared, a pixel
 
 
-class OtherSeed(_Part):
+class OtherSeed(_Note):
     """A network of the same config but the seed: its weights are not kept, its errors in float32 are."""
 
     seed: int
     test: ErrorRate
 
 
-class Metrics(_Part):
+class Metrics(_Note):
     parity: FiniteFloat = Field(ge=0)  # largest difference torch against ONNX Runtime, over all outputs, same weights
     validation: dict[Variant, Measured] = {}
     test: dict[Variant, Measured] = {}  # this and the next are for `captrain evaluate --record`; export keeps the next
@@ -250,6 +256,8 @@ def _fault(error: ValidationError) -> str:
     """The first of them."""
     first, count = error.errors()[0], error.error_count()
     where = ".".join(map(str, first["loc"])) or "manifest"
+    if first["type"] == "extra_forbidden":
+        return f"{where}: not known here; if a newer captrain made this bundle, a service as new can serve it"
     told = first["msg"].removeprefix("Value error, ")  # of validators of ours, which say what they found
     found = "" if first["type"] in ("value_error", "missing") else f", found {json.dumps(first['input'], default=str)[:TOLD]}"
     return f"{where}: {told}{found}" + (f" ({count} faults in all)" if count > 1 else "")
