@@ -6,9 +6,11 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +19,7 @@ import numpy as np
 
 from service.errors import ServiceError, StartError, TooLarge, Unprocessable
 from service.manifest import BundleError
-from service.process import listening, logs, siblings, workers
+from service.process import allocator, interpreter, listening, logs, siblings, workers
 from service.settings import Settings
 
 if TYPE_CHECKING:  # it opens ONNX Runtime
@@ -41,12 +43,10 @@ def serve(settings: Settings) -> int:
 
 def _serve(settings: Settings) -> int:
     """In this process."""
-    from service.process import server  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
-
     with listening.bind(settings.host, settings.port) as listener:
         claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        return server.serve(settings, listener, beat=claim.close)
+        return _answer(settings, listener, beat=claim.close)
 
 
 def work(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
@@ -57,14 +57,25 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
 
     def served() -> int:
         from service import metrics
-        from service.process import server
 
         metrics.keep_at(place)
         with listening.join(address) as listener:
-            return server.serve(settings, listener, beat)
+            return _answer(settings, listener, beat)
 
     _begin(settings, at_once=True)
     sys.exit(_ended(served))
+
+
+def _answer(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
+    """Models are loaded, which is mostly not Python's work, while Python imports what speaks HTTP."""
+    from service import catalogue  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
+
+    allocator.return_large_blocks()
+    interpreter.take_short_turns()
+    with ThreadPoolExecutor(1, "loading") as aside:
+        loading = aside.submit(catalogue.load, settings)
+        from service.process import server
+    return server.serve(settings, loading.result(), listener, beat)
 
 
 def check(settings: Settings) -> int:

@@ -61,7 +61,7 @@ class NotAcceptable(ServiceError):
 class TooSlow(ServiceError):
     status, title = 408, "request timeout"
     meaning = "head or body did not come in time"
-    headers: ClassVar = {"Connection": "close"}
+    headers = {"Connection": "close"}
 
 
 class NotReloaded(ServiceError):
@@ -81,7 +81,7 @@ class NotAnImage(ServiceError):
 
 class Encoded(NotAnImage):
     title = "a content coding we do not read"
-    headers: ClassVar = {"Accept-Encoding": "identity"}  # RFC 9110 15.5.16: it is this and not the type
+    headers = {"Accept-Encoding": "identity"}  # RFC 9110 15.5.16: it is this and not the type
 
 
 class Unprocessable(ServiceError):

@@ -10,7 +10,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from types import FrameType
 
@@ -19,9 +19,10 @@ from fastapi import FastAPI
 
 from service.app import create_app
 from service.catalogue import Catalogue
+from service.engine import CapsNet
 from service.errors import StartError
 from service.manifest import BundleError
-from service.process import allocator, interpreter, listening, siblings
+from service.process import listening, siblings
 from service.process.door import Door
 from service.settings import Settings
 from service.state import Service
@@ -152,11 +153,9 @@ def _supervised() -> bool:
     return supervisor is None or supervisor.is_alive()
 
 
-def serve(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
+def serve(settings: Settings, nets: Mapping[str, CapsNet], listener: socket.socket, beat: Callable[[], None]) -> int:
     """Serves on a bound socket until it is told to stop, and gives the exit status; from when it answers there it beats."""
-    allocator.return_large_blocks()
-    interpreter.take_short_turns()
-    app = create_app(settings)
+    app = create_app(settings, nets)
     service: Service = app.state.service
     server = Server(configured(app, settings), service.catalogue, settings.linger, listener, beat)
     server.run()

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from service import commands
 from service.process import interpreter, server
 from service.served import Served
 from tests.service.bundles import TINY, renewed
@@ -54,11 +55,11 @@ def test_a_server_s_threads_give_way_sooner(monkeypatch: pytest.MonkeyPatch) -> 
     def stop(*_: object) -> None:
         raise Far
 
-    monkeypatch.setattr(server, "create_app", stop)
+    monkeypatch.setattr(server, "serve", stop)
     before = sys.getswitchinterval()
     try:
         with pytest.raises(Far):
-            server.serve(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
+            commands._answer(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
         assert sys.getswitchinterval() == pytest.approx(interpreter.TURN)
         assert sys.getswitchinterval() < before
     finally:
