@@ -4,6 +4,7 @@ import errno
 import io
 import json
 import os
+import resource
 import shutil
 import zipfile
 from pathlib import Path
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from service import bundle
 from service.bundle import DECODER, ENCODER, Array, Bundle, Example
-from service.manifest import EXAMPLE, FILES, MANIFEST_LIMIT, REQUIRED, BundleError, Dimension, check_name
+from service.manifest import EXAMPLE, FILES, MANIFEST_LIMIT, REQUIRED, BundleError, Dimension, check_name, record
 from tests.service.bundles import external, signed
 
 TINY = Path(__file__).parents[1] / "bundles" / "tiny"
@@ -138,6 +139,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"classes": ["0"]}, "classes: Tuple should have at least 2 items"),
         ({"max_objects": 3}, "max_objects"),
         ({"max_objects": "x" * 600}, 'max_objects: .*, found "x{59}$'),
+        ({"max_objects": 3, "pose_size": 0}, r"pose_size: .*, found 0 \(2 faults in all\)$"),
         ({"pose_size": 0}, "pose_size: Input should be greater than or equal to 1"),
         ({"routing__iterations": 0}, "routing.iterations: Input should be greater than or equal to 1"),
         ({"name": "../../etc"}, r"name: String should match pattern '.*', found \"\.\./\.\./etc\"$"),
@@ -180,6 +182,35 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
 def test_a_manifest_that_is_wrong_says_where(copy: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         bundle.read(altered(copy, **values))
+
+
+def without(folder: Path, *names: str) -> Path:
+    path = folder / "manifest.json"
+    path.write_text(json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name not in names}))
+    return folder
+
+
+def test_a_manifest_from_before_all_was_told_is_read_and_one_that_lacks_more_says_what(copy: Path) -> None:
+    manifest = bundle.read(without(copy, "boxed", "dimensions")).manifest
+    assert (manifest.boxed, manifest.dimensions) == (True, ())
+    with pytest.raises(BundleError, match=r"manifest\.json: preset: Field required$"):
+        bundle.read(without(copy, "preset"))
+
+
+def test_a_manifest_that_cannot_be_written_leaves_the_one_before(copy: Path) -> None:
+    """A real failing write: the process may write no file over 100 bytes."""
+    manifest = bundle.read(copy).manifest
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(
+            BundleError, match=r"could not write .*manifest\.json: File too large; the one before, if any, is whole"
+        ):
+            record(copy, manifest)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert bundle.read(copy).manifest == manifest
+    assert {each.name for each in copy.iterdir()} == {*FILES, "manifest.json"}
 
 
 DEEP = json.loads("[" * 300 + "]" * 300)
