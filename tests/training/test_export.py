@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -19,7 +20,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from service import bundle
-from service.manifest import DECODER_FILE, ENCODER_FILES, MANIFEST, BundleError, Variant
+from service.manifest import DECODER_FILE, ENCODER_FILES, EXAMPLE, MANIFEST, BundleError, Variant
 from training import graphs
 from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
@@ -32,10 +33,13 @@ from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
 from training.export import (
     PARITY,
     PARITY_BATCHES,
+    _Findings,
+    _manifest,
     _measure,
     _other_seeds,
     _samples,
     _swap,
+    _write_example,
     calibration_pictures,
     export,
     meaning,
@@ -47,7 +51,7 @@ from training.export import (
 from training.networks import Encoding, Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
-from training.statistics import usual
+from training.statistics import Statistics, usual
 from training.train import train
 
 TINY = PRESETS["tiny"].network
@@ -125,6 +129,8 @@ def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
             first, *others = tensor.type.tensor_type.shape.dim
             assert first.dim_param == "N"
             assert all(axis.dim_value > 0 for axis in others)
+        assert not graph.graph.metadata_props
+        assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)  # stack traces of this machine
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may have need to look at single votes
@@ -153,6 +159,31 @@ def test_batch_norm_is_folded_and_large_weights_are_halved_without_loss(tmp_path
     exact = network.encoder.routed.transforms.detach().numpy()
     assert any((values.astype("float32") == exact).all() for values in halved if values.shape == exact.shape)
     assert (tmp_path / ENCODER_FILES["fp32"]).stat().st_size < 1.4e6
+
+
+def test_weights_of_64_values_are_halved_in_network_and_graph_alike(tmp_path: Path) -> None:
+    layer = nn.Linear(8, 8)
+    stored = graphs.storable(layer)  # type: ignore[arg-type]
+    assert torch.equal(stored.weight, layer.weight.half().float())
+    assert torch.equal(stored.bias, layer.bias)
+    assert not torch.equal(stored.weight, layer.weight)  # which stay as they were learned
+    weights = [numpy_helper.from_array(each.detach().numpy(), name) for name, each in layer.named_parameters()]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy"]
+    node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], transB=1)
+    graph = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:], weights))
+    graphs.save_halved(graph, tmp_path / "g.onnx")
+    kinds = {each.name: each.data_type for each in onnx.load(tmp_path / "g.onnx").graph.initializer}
+    assert kinds == {"weight.half": onnx.TensorProto.FLOAT16, "bias": onnx.TensorProto.FLOAT}
+
+
+def test_a_graph_that_asks_how_large_its_batch_is_is_refused() -> None:
+    class Counting(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images * images.shape[0]
+
+    spec = bundle.GraphSpec((bundle.LENGTHS,), (bundle.TensorSpec("counted", "float", "NK"),))
+    with pytest.raises(ExportError, match="the exported graph holds Shape: expected unrolled routing and constant shapes"):
+        graphs._graph(Counting(), (torch.zeros(2, 3),), spec)
 
 
 def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None:
@@ -504,6 +535,18 @@ def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
     assert {kinds[name] for name in scales} == {onnx.TensorProto.FLOAT}
 
 
+def test_scales_of_many_channels_keep_their_precision_too(tmp_path: Path) -> None:
+    scales = numpy_helper.from_array(np.full(64, 3e-6, np.float32), "scales")
+    node = onnx.helper.make_node("DequantizeLinear", ["x", "scales"], ["y"], axis=1)
+    ends = [
+        onnx.helper.make_tensor_value_info(name, kind, [2, 64])
+        for name, kind in (("x", onnx.TensorProto.INT8), ("y", onnx.TensorProto.FLOAT))
+    ]
+    graph = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:], [scales]))
+    graphs.save_halved(graph, tmp_path / "g.onnx")
+    assert onnx.load(tmp_path / "g.onnx").graph.initializer[0] == scales
+
+
 def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     poisoned = {key: value * float("nan") if value.is_floating_point() else value for key, value in finished.average.items()}
     with pytest.raises(ExportError, match="expected finite weights"):
@@ -609,6 +652,25 @@ class Astray(TorchModel):
 
     def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
         return super().reconstruct(poses, classes) + self.drawing
+
+
+def test_the_example_of_much_ink_is_no_blacker_than_black(tmp_path: Path) -> None:
+    model = Astray(untrained(TINY).restored())
+    model.drawing = 0.7
+    _write_example({"fp32": model}, torch.zeros(10, TINY.pose_size), tmp_path)  # type: ignore[dict-item]
+    with np.load(tmp_path / EXAMPLE) as arrays:
+        assert 0.7 < arrays["reconstructions"].max() < 2
+        assert arrays["images"][1::2].max() == arrays["images"][1::2].min() == 1
+
+
+def test_a_manifest_has_its_runs_seed_and_routing_or_none(shapes: bundle.Bundle, data: DataSet) -> None:
+    known = shapes.manifest
+    findings = _Findings(0.0, Statistics(known.thresholds, known.references, known.prototypes), {}, ())
+    for network, routing in ((TINY, {"algorithm": "dynamic", "iterations": 3}), (PRESETS["pooled"].network, None)):
+        run = untrained(network)
+        run = replace(run, config=replace(run.config, training=replace(run.config.training, seed=7)))
+        values = _manifest(run, data, findings, ())
+        assert (values["routing"], values["training"]["seed"]) == (routing, 7)
 
 
 @pytest.mark.parametrize("where", ["with_ink", "blank", "drawing"])
