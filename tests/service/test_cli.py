@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import json
+import math
 import os
 import re
 import shutil
@@ -20,7 +22,8 @@ import pytest
 from service import cli, commands
 from service.bundle import Array
 from service.engine import CapsNet
-from tests.service.bundles import external
+from service.settings import Settings
+from tests.service.bundles import external, signed
 from tests.service.conftest import BUNDLES, drawn, encoded, reaching
 from tests.service.launching import CAPSERVE, run, started
 from tests.waiting import until
@@ -171,6 +174,7 @@ def test_that_no_key_is_asked_for_is_told_where_others_may_ask(host: str, key: s
 
 @pytest.mark.parametrize("arguments", [["check"], ["predict", "-"]])
 def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             [*CAPSERVE, *arguments],
@@ -178,7 +182,7 @@ def test_what_cannot_be_written_is_told(arguments: list[str], seven: bytes) -> N
             stdout=full,
             stderr=subprocess.PIPE,
             timeout=60,
-            env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES)},
+            env={**environment, "CAPSERVE_MODELS": str(BUNDLES)},
         )
     assert (ended.returncode, ended.stderr) == (2, b"capserve: standard output cannot be written: No space left on device\n")
 
@@ -231,7 +235,7 @@ def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_i
     ended = run("check", "--models", str(tmp_path), "--variant", "int8")
     assert ended.returncode == 2
     assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["tiny (in apart)", "zoo"]
-    assert "model zoo has only fp32" in ended.stdout
+    assert "zoo: not as the settings want it: CAPSERVE_VARIANT=int8, but model zoo has only fp32" in ended.stdout
 
 
 def test_check_replays_every_bundle(broken: Path) -> None:
@@ -254,6 +258,17 @@ def test_flags_of_serve_are_refused_where_they_mean_nothing(verb: str) -> None:
     ended = run(verb, "--port", "1", *(["7.png"] if verb == "predict" else []))
     assert ended.returncode == 2
     assert "there is no --port here" in ended.stderr
+
+
+@pytest.mark.parametrize("verb", ["check", "predict"])
+def test_what_models_are_and_how_they_run_are_flags_where_no_server_is(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    values: dict[str, object] = {"models": Path("m"), "model": "x", "variant": "int8", "device": "cpu", "threads": 3}
+    taken: list[Settings] = []
+    monkeypatch.setattr(commands, verb, lambda settings, **_: taken.append(settings) or 0)
+    flags = [f"--{name}={value}" for name, value in {**values, "cuda-memory": 1 << 30}.items()]
+    assert cli.run([verb, *flags, "--no-cuda-graphs", *(["7.png"] if verb == "predict" else [])]) == 0
+    expected = {**values, "cuda_memory": 1 << 30, "cuda_graphs": False}
+    assert {name: getattr(taken[0], name) for name in expected} == expected
 
 
 @pytest.mark.parametrize("typed", [["--api-key", "sesame"], ["--api-key=sesame"]])
@@ -314,6 +329,46 @@ def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, se
         f"/7.png: larger than {len(seven) - 1:,} bytes; send a smaller picture, or raise CAPSERVE_MAX_BODY",
         "/8.png: No such file or directory",
     ]
+
+
+@pytest.mark.parametrize("file", ["7.png", "-"])
+@pytest.mark.parametrize(
+    ("flag", "less", "told"),
+    [("--max-body", 0, ""), ("--max-body", 1, ": larger than "), ("--max-pixels", 0, ""), ("--max-pixels", 1, "pixels")],
+)
+def test_predict_takes_what_is_just_within_a_limit(
+    file: str,
+    flag: str,
+    less: int,
+    told: str,
+    tmp_path: Path,
+    seven: bytes,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # this process has other readers
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(seven)))
+    Path("7.png").write_bytes(seven)
+    most = len(seven) if flag == "--max-body" else math.prod(drawn("7").size)
+    assert cli.run(["predict", "--models", str(BUNDLES), flag, str(most - less), file]) == less
+    said = capsys.readouterr()
+    assert (said.out != "", told in said.err) == (not less, True)
+
+
+def test_predict_asks_the_model_that_is_named_and_tells_of_an_input_that_is_closed(
+    tmp_path: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # this process has other readers
+    monkeypatch.setattr(sys, "stdin", None)
+    for name in ("apart", "zoo"):
+        signed(Path(shutil.copytree(BUNDLES / "tiny", tmp_path / "models" / name)))
+    (tmp_path / "7.png").write_bytes(seven)
+    flags = ["--models", str(tmp_path / "models"), "--model", "zoo"]
+    assert cli.run(["predict", *flags, "-", str(tmp_path / "7.png")]) == 1
+    told = capsys.readouterr()
+    assert json.loads(told.out)["model"] == "zoo"
+    assert told.err.startswith("capserve: -: ")
 
 
 def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(

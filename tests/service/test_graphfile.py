@@ -128,6 +128,7 @@ HIDDEN = {
     "a field of number 0": [field(0, 1)],
     "a group": [varint(30 << 3 | 3) + field(14, 1) + varint(30 << 3 | 4)],
     "a location that is taken back": [field(14, 1), field(14, 0)],
+    "a place without a location": [field(13, PLACE)],
 }
 
 
@@ -136,6 +137,12 @@ def test_what_protobuf_reads_otherwise_than_it_looks_is_refused(fields: list[byt
     assert holds_its_weights(with_more(field(9, VALUES.tobytes())))
     with contextlib.suppress(ValueError):
         assert not holds_its_weights(with_more(*fields))
+
+
+@pytest.mark.parametrize("more", [field(14, 0), field((1 << 29) - 1, 1), field(30, (1 << 64) - 1)])
+def test_what_protobuf_reads_as_it_looks_is_not(more: bytes) -> None:
+    """That the weights are here, the last of all fields, a negative number in ten bytes."""
+    assert holds_its_weights(with_more(more))
 
 
 def test_onnx_runtime_would_have_read_the_other_file(tmp_path: Path) -> None:
@@ -150,7 +157,9 @@ def test_onnx_runtimes_own_format_is_none_that_we_read() -> None:
         holds_its_weights(field(1, bytes(2) + b"ORTM"))
 
 
-@pytest.mark.parametrize("data", [b"\x3a", b"\x3a\x05ab", b"\x3b", b"\xff" * 20, b"\x38\x01", b"\x0d\x00"])
+@pytest.mark.parametrize(
+    "data", [b"\x3a", b"\x3a\x05ab", b"\x12\x03ab", b"\x3b", b"\xff" * 20, b"\x38\x01", b"\x0d\x00", field(1, 1 << 70)]
+)
 def test_what_is_no_graph_is_an_error(data: bytes) -> None:
     with pytest.raises(ValueError, match="integer|field|wire type"):
         holds_its_weights(data)

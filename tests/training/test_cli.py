@@ -9,11 +9,17 @@ import signal
 import subprocess
 import sys
 from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 from PIL import Image
+from torch import Tensor
 
+from service import bundle
+from service.bundle import Bundle
+from service.manifest import BundleError
 from tests.sharing import made_once
 from tests.training import drawn
 from tests.waiting import until
@@ -21,12 +27,16 @@ from training import checkpoint
 from training.__main__ import main
 from training.augment import AUGMENTATIONS
 from training.config import PRESETS
+from training.data import DataSet
 from training.devices import DTYPES
+from training.errors import TrainingError
 from training.losses import LOSSES
+from training.networks import Encoding
 from training.pairs import ARRANGEMENTS
 from training.routing import ROUTINGS
 from training.schedules import SCHEDULES
 from training.sources import SOURCES
+from training.subjects import Subject, opened, seeds_of_one_bundle
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-size", "20"]
@@ -223,7 +233,7 @@ def test_evaluate_records_runs_of_other_seeds_beside_the_bundle(made: Path, fold
     assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # known as before
 
 
-def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, folder: Path) -> None:
+def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a known set all files are checked, lest they be damaged; to measure on, others of the same classes will do."""
     bundle = ROOT / "tests/bundles/tiny"
     digits = tmp_path / "digits"
@@ -234,6 +244,10 @@ def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, f
     done = called("evaluate", bundle, "--data", digits, "--record")
     assert done.returncode == 2
     assert "expected md5" in done.stderr
+    monkeypatch.setenv("CAPSERVE_DATA", str(digits))
+    assert "expected md5" in called("evaluate", bundle).stderr  # which nobody named for this
+    (digits / "classes.txt").write_text("\n".join("1023456789"))
+    assert "expected pictures of the classes 0, 1, 2, 3," in called("evaluate", bundle, "--data", digits).stderr
     (digits / "classes.txt").write_text("\n".join("nought one two three four five six seven eight nine".split()))
     done = called("evaluate", bundle, "--data", digits)
     assert done.returncode == 2
@@ -313,6 +327,42 @@ def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert (made / "manifest.json").read_bytes() == before
+
+
+def test_seeds_may_be_recorded_where_all_are_at_their_end_or_the_bundle_is_alone() -> None:
+    tiny, made = PRESETS["tiny"], bundle.read(ROOT / "tests/bundles/tiny")
+
+    def subject(seed: int, epochs: int, digest: str | None, made: Bundle | None = None) -> Subject:
+        config = replace(tiny, training=replace(tiny.training, seed=seed, epochs=2))
+        return Subject(config, ("0", "1"), [{}] * epochs, dict, made, digest)
+
+    assert seeds_of_one_bundle([subject(0, 1, "x", made)]) is made
+    assert seeds_of_one_bundle([subject(0, 2, None, made), subject(7, 2, "x")]) is made  # made before the pictures were named
+    with pytest.raises(TrainingError, match="expected seed 7 after 2 epochs, found 1: finish it first"):
+        seeds_of_one_bundle([subject(0, 2, "x", made), subject(7, 1, "x")])
+
+
+def test_what_learned_pairs_is_measured_on_pairs(data: DataSet) -> None:
+    class Blank:
+        def classify(self, images: Tensor) -> Encoding:
+            assert images.shape[1:] == (1, 36, 36)
+            return Encoding(torch.zeros(len(images), 10), torch.zeros(len(images), 10, 1))
+
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            return torch.zeros(len(poses), 1, 36, 36)
+
+    config = replace(PRESETS["tiny"], training=replace(PRESETS["tiny"].training, pairs="overlapping"))
+    subject = Subject(config, data.classes, [], lambda: {"blank": Blank()}, None, None)
+    ((name, evaluation),) = subject.evaluations(data)
+    assert (name, evaluation.count) == ("blank", 60)
+
+
+def test_a_bundle_whose_graphs_are_of_another_shape_is_not_measured(tmp_path: Path) -> None:
+    folder = shutil.copytree(ROOT / "tests/bundles/tiny", tmp_path / "tiny")
+    manifest = json.loads((folder / "manifest.json").read_text()) | {"image_shape": [1, 28, 29]}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with opened(folder) as subject, pytest.raises(BundleError, match=r"inputs of .*expected .*28,29.*, found .*28,28"):
+        subject.models  # noqa: B018
 
 
 def test_figures_are_pictures(made: Path, folder: Path, tmp_path: Path) -> None:

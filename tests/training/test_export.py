@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import onnx
 import onnxruntime
 import pytest
@@ -19,7 +20,7 @@ from onnx import numpy_helper
 from torch import Tensor, nn
 
 from service import bundle
-from service.manifest import DECODER_FILE, ENCODER_FILES, MANIFEST, BundleError, Variant
+from service.manifest import DECODER_FILE, ENCODER_FILES, EXAMPLE, MANIFEST, BundleError, Variant
 from training import graphs
 from training.capsules import SQUASH_CONSTANTS
 from training.checkpoint import Checkpoint
@@ -29,10 +30,28 @@ from training.devices import Place, software
 from training.dimensions import Poses, aligned
 from training.errors import ExportError
 from training.evaluate import Evaluation, TorchModel, evaluate, fixed_batches
-from training.export import PARITY, PARITY_BATCHES, export, measurement, parity, record_test, write_graphs
+from training.export import (
+    PARITY,
+    PARITY_BATCHES,
+    _Findings,
+    _manifest,
+    _measure,
+    _other_seeds,
+    _samples,
+    _swap,
+    _write_example,
+    calibration_pictures,
+    export,
+    meaning,
+    measurement,
+    parity,
+    record_test,
+    write_graphs,
+)
 from training.networks import Encoding, Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
+from training.statistics import Statistics, usual
 from training.train import train
 
 TINY = PRESETS["tiny"].network
@@ -110,6 +129,8 @@ def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
             first, *others = tensor.type.tensor_type.shape.dim
             assert first.dim_param == "N"
             assert all(axis.dim_value > 0 for axis in others)
+        assert not graph.graph.metadata_props
+        assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)  # stack traces of this machine
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may have need to look at single votes
@@ -138,6 +159,31 @@ def test_batch_norm_is_folded_and_large_weights_are_halved_without_loss(tmp_path
     exact = network.encoder.routed.transforms.detach().numpy()
     assert any((values.astype("float32") == exact).all() for values in halved if values.shape == exact.shape)
     assert (tmp_path / ENCODER_FILES["fp32"]).stat().st_size < 1.4e6
+
+
+def test_weights_of_64_values_are_halved_in_network_and_graph_alike(tmp_path: Path) -> None:
+    layer = nn.Linear(8, 8)
+    stored = graphs.storable(layer)  # type: ignore[arg-type]
+    assert torch.equal(stored.weight, layer.weight.half().float())
+    assert torch.equal(stored.bias, layer.bias)
+    assert not torch.equal(stored.weight, layer.weight)  # which stay as they were learned
+    weights = [numpy_helper.from_array(each.detach().numpy(), name) for name, each in layer.named_parameters()]
+    ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy"]
+    node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], transB=1)
+    graph = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:], weights))
+    graphs.save_halved(graph, tmp_path / "g.onnx")
+    kinds = {each.name: each.data_type for each in onnx.load(tmp_path / "g.onnx").graph.initializer}
+    assert kinds == {"weight.half": onnx.TensorProto.FLOAT16, "bias": onnx.TensorProto.FLOAT}
+
+
+def test_a_graph_that_asks_how_large_its_batch_is_is_refused() -> None:
+    class Counting(nn.Module):
+        def forward(self, images: Tensor) -> Tensor:
+            return images * images.shape[0]
+
+    spec = bundle.GraphSpec((bundle.LENGTHS,), (bundle.TensorSpec("counted", "float", "NK"),))
+    with pytest.raises(ExportError, match="the exported graph holds Shape: expected unrolled routing and constant shapes"):
+        graphs._graph(Counting(), (torch.zeros(2, 3),), spec)
 
 
 def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None:
@@ -173,8 +219,14 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
     assert manifest.metrics.validation["fp32"].error.count == 60
     errors = ", ".join(f"{variant} {each.error.percent:.2f} %" for variant, each in manifest.metrics.validation.items())
     assert f"validation error: {errors}" in said
+    assert manifest.dataset == "folder"
     assert manifest.training.data == finished.digest
     assert manifest.training.epochs == 4
+    assert manifest.training.seconds == round(finished.seconds, 1) > 0
+    assert [dict(row) for row in manifest.training.history] == [pytest.approx(row, rel=1e-4) for row in finished.history]
+    network = finished.restored()
+    counted = (manifest.training.parameters, manifest.training.encoder_parameters)
+    assert counted == tuple(sum(each.numel() for each in part.parameters()) for part in (network, network.encoder))
     assert Config.from_dict(manifest.config) == finished.config
     for variant in manifest.variants:
         model = OnnxModel(shapes.encoder(variant), shapes.decoder)
@@ -192,6 +244,18 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
         )
         assert worst <= 1 / 8192  # the example's own rounding
     assert any("parity" in line for line in said)
+    assert not any("replacing" in line or "single axes" in line or "learned so far" in line for line in said)
+
+
+def test_the_example_is_of_prototypes_drawings_every_other_over_the_one_before(shapes: bundle.Bundle) -> None:
+    example = shapes.example("fp32")
+    assert example.classes.tolist() == list(range(6))
+    assert example.poses.tolist() == torch.tensor(shapes.manifest.prototypes[:6]).tolist()
+    expected = example.reconstructions.copy()
+    expected[1::2] += example.reconstructions[::2]
+    assert abs(example.images - expected.clip(max=1)).max() < 1 / 255
+    levels = example.images * 255
+    assert abs(levels - levels.round()).max() < 1e-4
 
 
 def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bundle) -> None:
@@ -222,10 +286,13 @@ def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
 
 
 def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
-    first = export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
-    again = export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
+    folder = tmp_path / "not" / "yet" / "shapes"
+    first = export(finished, data, folder, quantised=False, say=lambda _: None)
+    (folder / f"{MANIFEST}.part").touch()  # of an `evaluate --record` that was killed
+    again = export(finished, data, folder, quantised=False, say=lambda _: None)
     assert first.manifest.fingerprint == again.manifest.fingerprint
-    assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
+    assert [path.name for path in folder.parent.iterdir()] == ["shapes"]
+    assert sorted(contents(folder)) == sorted([*first.manifest.files, MANIFEST])
     other = tmp_path / "photos"
     other.mkdir()
     (other / "keep.txt").write_text("mine")
@@ -310,6 +377,23 @@ def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
 
 
+def test_a_new_bundle_stays_where_an_interrupt_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    draft, folder, rename = tmp_path / "draft", tmp_path / "shapes", Path.rename
+    for each, content in ((draft, "new"), (folder, "old")):
+        each.mkdir()
+        (each / MANIFEST).write_text(content)
+
+    def interrupted(path: Path, target: Path) -> None:
+        rename(path, target)
+        if path == draft:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _swap(draft, folder, tmp_path / "aside")
+    assert contents(folder) == {MANIFEST: b"new"}
+
+
 def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
 ) -> None:
@@ -373,6 +457,32 @@ def test_other_seeds_of_a_bundle_go_with_it_when_the_next_is_of_another_training
         assert f"what it knows of 1 other seeds goes with the bundle that is replaced: {why}" in said
 
 
+def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoint, shapes: bundle.Bundle, tmp_path: Path) -> None:
+    others, said = replace(finished, digest="0" * 64), list[str]()
+    assert _other_seeds(tmp_path / "none", others, said.append) == ()
+    assert said == []
+    assert _other_seeds(shapes.folder, others, said.append) == ()
+    assert [line.partition(" in ")[0] for line in said] == ["replacing the bundle"]
+    folder = knowing(60, shapes, tmp_path / "shapes")
+    assert _other_seeds(folder, others, said.append) == ()
+    assert said[-1] == "what it knows of 1 other seeds goes with the bundle that is replaced: other training pictures"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    del manifest["training"]["data"]  # as in bundles of before
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    assert [each.seed for each in _other_seeds(folder, others, said.append)] == [7]
+
+
+def test_test_figures_of_seeds_are_in_order_and_the_newest(shapes: bundle.Bundle, tmp_path: Path) -> None:
+    made = bundle.read(knowing(60, shapes, tmp_path / "shapes"))
+    few, many = (Evaluation(60, errors, torch.zeros(2, 2), 0.03) for errors in (1, 20))
+    for others, expected in (({9: many, 3: many}, [(3, 20), (7, 3), (9, 20)]), ({9: few, 7: few}, [(3, 20), (7, 1), (9, 1)])):
+        record_test(made, {"fp32": few}, others)
+        made = bundle.read(made.folder)
+        assert [(each.seed, each.test.errors) for each in made.manifest.metrics.other_seeds] == expected
+    rate = made.manifest.metrics.test["fp32"].error
+    assert (rate.low, rate.percent, rate.high) == pytest.approx((0.295, 1.667, 8.855), abs=1e-3)
+
+
 @pytest.mark.parametrize(("count", "kept"), [(60, 1), (600, 0)])
 def test_other_seeds_stay_beside_new_test_figures_where_they_are_of_as_many_pictures(
     count: int, kept: int, finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
@@ -425,6 +535,18 @@ def test_int8_scales_keep_their_precision(shapes: bundle.Bundle) -> None:
     assert {kinds[name] for name in scales} == {onnx.TensorProto.FLOAT}
 
 
+def test_scales_of_many_channels_keep_their_precision_too(tmp_path: Path) -> None:
+    scales = numpy_helper.from_array(np.full(64, 3e-6, np.float32), "scales")
+    node = onnx.helper.make_node("DequantizeLinear", ["x", "scales"], ["y"], axis=1)
+    ends = [
+        onnx.helper.make_tensor_value_info(name, kind, [2, 64])
+        for name, kind in (("x", onnx.TensorProto.INT8), ("y", onnx.TensorProto.FLOAT))
+    ]
+    graph = onnx.helper.make_model(onnx.helper.make_graph([node], "g", ends[:1], ends[1:], [scales]))
+    graphs.save_halved(graph, tmp_path / "g.onnx")
+    assert onnx.load(tmp_path / "g.onnx").graph.initializer[0] == scales
+
+
 def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     poisoned = {key: value * float("nan") if value.is_floating_point() else value for key, value in finished.average.items()}
     with pytest.raises(ExportError, match="expected finite weights"):
@@ -453,7 +575,7 @@ def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
     def dividing(model: OnnxModel, images: Tensor) -> Encoding:
         found = classify(model, images)
         if len(images) > PARITY_BATCHES[-1]:  # so not while it is compared with torch
-            found.lengths[0] = torch.nan
+            found.lengths[0, 0] = torch.nan
         return found
 
     monkeypatch.setattr(OnnxModel, "classify", dividing)
@@ -499,7 +621,9 @@ def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_
 ) -> None:
     training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=1, pairs=pairs)
     done = train(replace(PRESETS["tiny"], training=training), boxed, tmp_path / "run", Place(torch.device("cpu")))
-    made = export(done, boxed, tmp_path / "made", quantised=False, say=lambda _: None)
+    said: list[str] = []
+    made = export(done, boxed, tmp_path / "made", quantised=False, say=said.append)
+    assert any("find no ink" in line for line in said) != expected
     assert made.manifest.max_objects == (1 if pairs == "none" else 2)
     assert made.manifest.image_shape == shape
     assert made.manifest.boxed == expected  # side by side they spread over more than the middle
@@ -514,6 +638,91 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
     assert shapes.manifest.training.software == finished.software == software()
+
+
+class Astray(TorchModel):
+    """Errs on pictures with ink, on blank ones or in drawings, by nothing if not told."""
+
+    with_ink = blank = drawing = 0.0
+
+    def classify(self, images: Tensor) -> Encoding:
+        found = super().classify(images)
+        inked = images.flatten(1).any(dim=1, keepdim=True)
+        return Encoding(found.lengths + torch.where(inked, self.with_ink, self.blank), found.capsules)
+
+    def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+        return super().reconstruct(poses, classes) + self.drawing
+
+
+def test_the_example_of_much_ink_is_no_blacker_than_black(tmp_path: Path) -> None:
+    model = Astray(untrained(TINY).restored())
+    model.drawing = 0.7
+    _write_example({"fp32": model}, torch.zeros(10, TINY.pose_size), tmp_path)  # type: ignore[dict-item]
+    with np.load(tmp_path / EXAMPLE) as arrays:
+        assert 0.7 < arrays["reconstructions"].max() < 2
+        assert arrays["images"][1::2].max() == arrays["images"][1::2].min() == 1
+
+
+def test_a_manifest_has_its_runs_seed_and_routing_or_none(shapes: bundle.Bundle, data: DataSet) -> None:
+    known = shapes.manifest
+    findings = _Findings(0.0, Statistics(known.thresholds, known.references, known.prototypes), {}, ())
+    for network, routing in ((TINY, {"algorithm": "dynamic", "iterations": 3}), (PRESETS["pooled"].network, None)):
+        run = untrained(network)
+        run = replace(run, config=replace(run.config, training=replace(run.config.training, seed=7)))
+        values = _manifest(run, data, findings, ())
+        assert (values["routing"], values["training"]["seed"]) == (routing, 7)
+
+
+@pytest.mark.parametrize("where", ["with_ink", "blank", "drawing"])
+def test_parity_is_of_pictures_with_ink_and_without_and_of_drawings(where: str) -> None:
+    network = untrained(TINY).restored()
+    model = Astray(network)
+    assert parity(network, model, TINY.image_shape) == 0  # type: ignore[arg-type]
+    setattr(model, where, 0.5)
+    assert parity(network, model, TINY.image_shape) == pytest.approx(0.5)  # type: ignore[arg-type]
+
+
+def test_each_encoder_is_measured_and_what_is_usual_is_the_first_ones(finished: Checkpoint, data: DataSet) -> None:
+    class Reversed(TorchModel):
+        def classify(self, images: Tensor) -> Encoding:
+            return Encoding(*(part.flip(1) for part in super().classify(images)))
+
+    (_, validation), network, settings = data.split(60), finished.restored(), finished.config.training
+    right, wrong = TorchModel(network), Reversed(network)
+    found = _measure({"fp32": right, "int8": wrong}, validation, settings, data.classes, 0.0)  # type: ignore[dict-item]
+    expected = (evaluate(model, fixed_batches(validation, "none"), 10) for model in (right, wrong))
+    assert found.errors["fp32"] != found.errors["int8"]
+    assert [*found.errors.values()] == [measurement(each) for each in expected]
+    assert found.usual == usual(right, fixed_batches(validation, "none"), data.classes)
+    assert found.dimensions == meaning(right, validation, settings)
+    wrong.classify = lambda images: Encoding(torch.full((len(images), 10), torch.nan), torch.zeros(len(images), 10, 6))  # type: ignore[method-assign]
+    with pytest.raises(ExportError, match="int8 makes no numbers of 60 of 60 validation pictures"):
+        _measure({"fp32": right, "int8": wrong}, validation, settings, data.classes, 0.0)  # type: ignore[dict-item]
+
+
+def test_what_dimensions_do_is_seen_in_pictures_as_varied_as_those_learned(finished: Checkpoint, data: DataSet) -> None:
+    (_, validation), settings = data.split(60), finished.config.training
+    plain, augmented = (next(_samples(validation, replace(settings, augment=name))).images for name in ("none", "affine"))
+    assert torch.equal(plain, next(fixed_batches(validation, "none")).images)
+    assert not torch.equal(plain, augmented)
+
+
+def test_int8_is_calibrated_on_pictures_that_were_learned(
+    finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown: list[Tensor] = []
+
+    def enough(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.ModelProto:
+        shown.append(calibration)
+        raise ExportError("enough")
+
+    monkeypatch.setattr("training.export.int8", enough)
+    with pytest.raises(ExportError, match="enough"):
+        export(finished, data, tmp_path / "shapes", quantised=True, say=lambda _: None)
+    (learned, _), settings = data.split(60), finished.config.training
+    assert torch.equal(shown[0], calibration_pictures(learned, settings))
+    assert len(shown[0]) == 340
+    assert calibration_pictures(learned, replace(settings, pairs="overlapping")).shape == (340, 1, 36, 36)
 
 
 def test_what_was_measured_is_what_is_recorded() -> None:

@@ -1,5 +1,7 @@
 """Which layers become int8, and how near the result stays."""
 
+import logging
+
 import onnx
 import pytest
 import torch
@@ -53,3 +55,20 @@ def test_one_huge_value_leaves_the_others_their_levels() -> None:
     usual = scale(pictures)
     pictures[0, 0, 0, 0] = 1_000
     assert 0.5 < scale(pictures) / usual < 2
+
+
+def test_it_says_nothing_and_has_levels_of_its_own_for_each_channel(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    config = PRESETS["tiny"].network
+    torch.manual_seed(0)
+    encoder = graphs.encoder_graph(graphs.storable(Network(config)), config)
+    graph = int8(encoder, torch.rand(4, *config.image_shape), capsules=True).graph
+    assert (capsys.readouterr().out, caplog.messages) == ("", [])
+    logging.getLogger().warning("pre-processing")
+    assert caplog.messages == ["pre-processing"]  # logs are as they were
+    constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
+    rounding = [node.input for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
+    weights = [names for names in rounding if names[0] in constants and constants[names[0]].ndim == 4]
+    assert [constants[scales].shape for _, scales, _ in weights] == [constants[name].shape[:1] for name, _, _ in weights] != []
+    assert {constants[zero].dtype.name for name, _, zero in rounding if name not in constants} == {"uint8"}

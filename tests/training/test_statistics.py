@@ -46,6 +46,8 @@ def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
     assert found.thresholds.lengths["50"] == pytest.approx(0.75, abs=1e-4)
     assert found.thresholds.margins["50"] == pytest.approx(0.65, abs=1e-4)
     assert found.thresholds.reconstruction_errors["a"]["99"] == pytest.approx(0.09, abs=1e-4)
+    assert list(found.thresholds.lengths) == list(found.thresholds.margins) == ["0.1", "0.5", "1", "2", "5", "50"]
+    assert list(found.thresholds.reconstruction_errors["a"]) == ["50", "90", "95", "98", "99", "99.5", "99.9"]
 
 
 @pytest.mark.parametrize("seen", [10, 60, FEW - 1])
@@ -88,3 +90,20 @@ def test_histograms_are_shares_of_all_pictures() -> None:
     assert shares[0.9] == 0.5
     assert shares[0.45] == 0.5
     assert sum(found.references.reconstruction_error.shares) == pytest.approx(1.0)
+
+
+def test_of_pairs_it_is_the_shorter_and_its_lead_over_what_is_absent_and_both_are_drawn() -> None:
+    class Greys(Told):
+        def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
+            return (classes[:, None, None, None].expand(-1, 1, 2, 2) + 1) / 10
+
+    lengths = torch.tensor([[0.9, 0.7, 0.3, 0.1], [0.1, 0.8, 0.6, 0.2], [0.3, 0.1, 0.9, 0.5], [0.4, 0.1, 0.0, 0.8]])
+    labels = torch.tensor([[0, 1], [1, 2], [2, 3], [3, 0]])
+    capsules, black = torch.arange(32.0).reshape(4, 4, 2), torch.zeros(4, 1, 2, 2)
+    found = usual(Greys(lengths, capsules), [Batch(black, labels, black[:, None])], ("a", "b", "c", "d"))
+    assert found.thresholds.lengths["50"] == pytest.approx(0.55)  # of 0.7, 0.6, 0.5, 0.4
+    assert found.thresholds.margins["50"] == pytest.approx(0.35)  # of 0.4, 0.4, 0.2, 0.3
+    errors = {name: each["50"] for name, each in found.thresholds.reconstruction_errors.items()}
+    assert errors == pytest.approx({"a": 0.17, "b": 0.17, "c": 0.37, "d": 0.37})  # of 0.3, 0.5, 0.7 and 0.5, squared
+    assert found.prototypes[1] == pytest.approx(((capsules[0, 1] + capsules[1, 1]) / 2).tolist())
+    assert found.prototypes[3] == pytest.approx(((capsules[2, 3] + capsules[3, 3]) / 2).tolist())
