@@ -23,10 +23,10 @@ from service.settings import WantedDevice
 
 logger = logging.getLogger(__name__)
 
-# Seconds for one row on one thread below which more threads cost more in waiting for each other than they save, and take the
+# Seconds of a core's work for one row below which more threads cost more in waiting for each other than they save, and take the
 # core that the event loop answers on.
-QUICK = 1e-3
-TRIAL = 0.03  # seconds in which that is found out: a few runs might all meet another process that starts beside this one
+QUICK = 1.5e-3
+TRIAL = 0.03  # seconds in which that is found out: a core that has another process's work too is slow for a few runs
 
 # Rows of a batch that one run of an encoder takes. Votes lie input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the first cache, and push each other out.
@@ -46,9 +46,9 @@ class Device:
         """Batch sizes to run before the first request, which would wait for what a first run does.
 
         On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It is for this thread
-        alone; a runner records its own at its first runs of each size. On a CPU the largest has it all.
+        alone; a runner records its own at its first runs of each size. On a CPU the first run of a size takes as long as the next.
         """
-        return [most] if self.provider == CPU else sorted({min(bucket, most) for bucket in cuda.BUCKETS} | {most}) * 2
+        return [1] if self.provider == CPU else sorted({min(bucket, most) for bucket in cuda.BUCKETS} | {most}) * 2
 
 
 def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
@@ -132,17 +132,16 @@ class CpuSession:
         self.run(*inputs)
 
     def quick(self) -> bool:
-        """Whether some run of one row takes less than QUICK."""
+        """Whether some run of one row, on this thread alone, is less work than QUICK. What it waits for meanwhile is none."""
         row = [
             np.zeros([axis or 1 for axis in tensor.shape(self._manifest)], DTYPES[tensor.dtype]) for tensor in self._spec.inputs
         ]
-        began = before = time.perf_counter()
-        while before - began < TRIAL:
+        ends = time.perf_counter() + TRIAL
+        while time.perf_counter() < ends:
+            before = time.thread_time()
             self.run(*row)
-            after = time.perf_counter()
-            if after - before < QUICK:
+            if time.thread_time() - before < QUICK:
                 return True
-            before = after
         return False
 
 

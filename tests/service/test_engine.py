@@ -118,8 +118,8 @@ def test_whatever_may_come_is_warm(provider: str, net: CapsNet) -> None:
     watched = replace(net, device=device, encoder=Watched("encoder"), decoder=Watched("decoder"))  # type: ignore[arg-type]
     watched.warm_up(max_batch=6)
     on_cuda = provider == runtime.CUDA
-    assert set(sizes["encoder"]) == ({1, 2, 4, 6} if on_cuda else {6})
-    assert set(sizes["decoder"]) >= (set(cuda.BUCKETS) if on_cuda else {64})
+    assert set(sizes["encoder"]) == ({1, 2, 4, 6} if on_cuda else {1})
+    assert set(sizes["decoder"]) >= (set(cuda.BUCKETS) if on_cuda else {1})
     assert all(found.count(size) >= 2 for found in sizes.values() for size in found) or not on_cuda
 
 
@@ -458,8 +458,10 @@ def test_another_process_that_starts_beside_it_makes_no_graph_slow(monkeypatch: 
 
     def disturbed(session: sessions.CpuSession, *inputs: np.ndarray) -> runtime.Arrays:
         ran.append(None)
-        if len(ran) <= 5:
-            time.sleep(2 * sessions.QUICK)
+        time.sleep(2 * sessions.QUICK)  # the other has this core
+        ends = time.thread_time() + 2 * sessions.QUICK
+        while len(ran) <= 5 and time.thread_time() < ends:  # and what it lacks in its caches
+            pass
         return run(session, *inputs)
 
     monkeypatch.setattr(sessions.CpuSession, "run", disturbed)
