@@ -128,7 +128,7 @@ class Thresholds(_Part):
     """From validation pictures: what is usual for a picture that shows one of the classes."""
 
     presence: FiniteFloat = Field(ge=0, le=1)  # a capsule at least this long counts as present
-    lengths: Percentiles  # percentile -> length of the winning capsule, "0.5" to "50"
+    lengths: Percentiles  # percentile -> length of the winning capsule, "0.1" to "50"
     margins: Percentiles  # percentile -> winner's length less the runner-up's
     reconstruction_errors: dict[str, Percentiles]  # class -> percentile, "50" to "99.9" -> error
 
