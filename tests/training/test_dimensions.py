@@ -78,6 +78,8 @@ def test_the_axes_become_the_directions_that_move_and_slant_a_drawing() -> None:
     unit = measured(model.reconstruct(found.poses, found.labels)).std(dim=0)
     (axes,) = rotations(model, [found], unit)
     torch.testing.assert_close(axes @ axes.T, torch.eye(6), atol=1e-5, rtol=0)
+    # In the order of MEASURES; thickness, which comes first there, hardly changes.
+    assert [int((axes @ direction).abs().argmax()) for direction in (model.lean, model.right)] == [0, 3]
     before = dimensions(model, found)
     model.right, model.lean = axes @ model.right, axes @ model.lean
     after = dimensions(model, Poses(found.poses @ axes.T, found.labels))
