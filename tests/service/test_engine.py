@@ -374,7 +374,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
 
     class Opened:
         def __init__(self, path: Path, options: ort.SessionOptions, providers: list[object], enable_fallback: int) -> None:
-            assert cuda.alone.locked()
+            assert cuda.alone._is_owned()
             asked.append((options, providers))
 
         def get_providers(self) -> list[str]:
