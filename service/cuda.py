@@ -26,7 +26,8 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
 # While ONNX Runtime records a CUDA graph in one thread, what others ask of CUDA fails: memory, copies, waiting. So one thread
 # has its turn at a time, whatever its session; a binding wants one user at a time anyway.
-alone = threading.Lock()
+alone = threading.RLock()  # who has it may meet with a session that goes
+LONGEST_TURN = 1.0  # seconds; after so many the runtime hangs, and whoever lets go of a session may be the event loop
 
 
 def settings(memory: int, graphs: bool) -> dict[str, Any]:
@@ -54,6 +55,13 @@ class CudaSession:
         self._graphs = bool(settings["enable_cuda_graph"])
         self._places: dict[int, _Place] = {}
         self.nodes = runtime.nodes(self._session)
+
+    def __del__(self) -> None:
+        """What it frees would spoil another's recording, and not be freed."""
+        turn = alone.acquire(timeout=LONGEST_TURN)
+        self.__dict__.clear()
+        if turn:
+            alone.release()
 
     def warm(self, *inputs: NDArray[Any]) -> None:
         self.run(*inputs)

@@ -59,7 +59,8 @@ def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bo
     try:
         cuda.find()
         on_cuda = cuda.settings(cuda_memory, cuda_graphs)
-        cuda.open_session(probe, on_cuda)
+        with cuda.alone:
+            cuda.open_session(probe, on_cuda)  # and let it go
     except StartError as reason:
         if wanted == "cuda":
             raise

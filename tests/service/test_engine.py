@@ -374,7 +374,7 @@ def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, gr
 
     class Opened:
         def __init__(self, path: Path, options: ort.SessionOptions, providers: list[object], enable_fallback: int) -> None:
-            assert cuda.alone.locked()
+            assert cuda.alone._is_owned()
             asked.append((options, providers))
 
         def get_providers(self) -> list[str]:
@@ -571,3 +571,37 @@ def test_the_first_of_which_a_network_makes_no_numbers_is_named() -> None:
     made[1, 2, 1], made[3] = np.inf, np.nan  # one value is enough
     with pytest.raises(Unprocessable, match="makes no numbers of picture 1: ask another"):
         expect_numbers("tiny", "picture", made)
+
+
+def test_what_a_session_on_cuda_frees_it_frees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a replaced model does while its successor serves: freed while another thread records a CUDA graph, both would fail."""
+    monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
+    opened, freed = ort.InferenceSession, []
+
+    def somebody_records() -> bool:
+        """Whether another thread could."""
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(lambda: cuda.alone.acquire(blocking=False) and not cuda.alone.release()).result()
+
+    class Watched:
+        def __init__(self, path: Path, *_: object, **__: object) -> None:
+            self._session = opened(path, runtime.options(1), providers=[runtime.CPU])
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._session, name)
+
+        def __del__(self) -> None:
+            freed.append(somebody_records())
+
+        def get_providers(self) -> list[str]:
+            return [runtime.CUDA]
+
+    monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
+    monkeypatch.setattr(ort, "InferenceSession", Watched)
+    monkeypatch.setattr(ort, "preload_dlls", lambda: None)
+    made = bundle.read(TINY)
+    device = sessions.device("cuda", threads=1, cuda_memory=1, cuda_graphs=True, probe=made.encoder("fp32"))
+    assert freed == [False], "the probe's"
+    session = device.open(made.decoder, bundle.DECODER, made.manifest)
+    del session
+    assert freed == [False, False]
