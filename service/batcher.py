@@ -140,10 +140,9 @@ class Batcher:
         """Raises Busy where they would wait too long, or submit would, so that a full house need not decode a picture first."""
         self._expect_room(images)
         # A batch that is not full takes as long at most: the wait is never held for longer than it is.
-        if wait := self._pace.too_long(self.queued / self._max_batch / self._runners, self._waited, self._max_wait):
+        if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
             told = f"what waits already will for about {wait:.1f} s ({self.queued} images), and nobody is to wait longer than"
-            told = f"{told} {self._max_wait:g} s; ask again after the seconds in Retry-After"
-            raise Busy(told, "full", wait - self._max_wait)
+            raise self._full(f"{told} {self._max_wait:g} s")
 
     def _expect_room(self, images: int) -> None:
         if self._draining:
@@ -151,8 +150,16 @@ class Batcher:
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
-            told = f"the queue holds {self.max_queue} images, and {waiting} of them are there already"
-            raise Busy(f"{told}; ask again after the seconds in Retry-After", "full")
+            raise self._full(f"the queue holds {self.max_queue} images, and {waiting} of them are there already")
+
+    @property
+    def _batches(self) -> float:
+        """That wait for each runner."""
+        return self.queued / self._max_batch / self._runners
+
+    def _full(self, why: str) -> Busy:
+        after = self._pace.until_room(self._batches, self._max_wait)
+        return Busy(f"{why}; ask again after the seconds in Retry-After", "full", after)
 
     @contextmanager
     def reserved(self, images: int) -> Iterator[None]:

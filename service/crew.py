@@ -55,13 +55,14 @@ class Crew:
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
         while self._took:
             self._pace.took(self._took.popleft())
-        wait = self._pace.too_long(before / len(self._threads), waited, self._max_wait, self._deadline)
+        pieces = before / len(self._threads)
+        wait = self._pace.too_long(pieces, waited, self._max_wait, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
                 "ask again after the seconds in Retry-After",
                 "crew",
-                wait - self._max_wait,
+                self._pace.until_room(pieces, self._max_wait, self._deadline),
             )
 
     @contextmanager

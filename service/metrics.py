@@ -142,7 +142,7 @@ class Metrics:
             ProcessCollector(registry=registry)
         else:  # of all that it tells the one which several can
             told = "Start time of the process since unix epoch in seconds; of several workers, of the last that began."
-            self.began = Gauge("process_start_time_seconds", told, registry=registry, multiprocess_mode="livemax")
+            self.began = Gauge("process_start_time_seconds", told, registry=registry, multiprocess_mode="max")
 
     def at_work(self, wanted: int) -> None:
         """This process begins to answer, one of so many."""

@@ -26,3 +26,7 @@ class Pace:
         long, or if they may end past the deadline; else 0."""
         wait = self.seconds * pieces
         return wait if wait > FORESEEN * deadline or (wait > most and waited > SEEN * most) else 0.0
+
+    def until_room(self, pieces: float, most: float, deadline: float = math.inf) -> float:
+        """Seconds until of these so few are left that another would be let in; past the deadline none is."""
+        return min(self.seconds * pieces, deadline) - min(most, FORESEEN * deadline)

@@ -21,7 +21,7 @@ FRESH = 60  # seconds: a folder may not be locked yet
 
 logger = logging.getLogger(__name__)
 
-Across = Literal["livesum", "livemin", "livemax"]  # what several workers' gauges come to together
+Across = Literal["livesum", "livemin", "livemax", "max"]  # what several workers' gauges come to together
 # Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than
 # some twenty models have; beyond that they grow, and then this can happen.
 SIZES = {"counter": 1 << 18, "histogram": 1 << 19, **{f"gauge_{across}": 1 << 16 for across in get_args(Across)}}

@@ -243,9 +243,11 @@ async def test_who_is_refused_is_told_when_there_will_be_room():
     house = House(slowly, max_batch=2, max_wait=0.1)
     taken = [house.send(2) for _ in range(30)]
     await until_soon(lambda: len(house.watcher.batches) >= 5)
-    with pytest.raises(Busy, match=r"will for about 1\.\d s") as refused:
-        house.batcher.admit()
-    assert refused.value.headers == {"Retry-After": "2"}
+    house.batcher.max_queue = house.batcher.queued + 1
+    for images, told in ((1, r"will for about 1\.\d s"), (2, "the queue holds")):
+        with pytest.raises(Busy, match=told) as refused:
+            house.batcher.admit(images)
+        assert refused.value.headers == {"Retry-After": "2"}
     await asyncio.gather(*taken)
 
 

@@ -25,3 +25,10 @@ def test_a_wait_is_too_long_where_somebody_had_most_of_it_or_where_the_deadline_
     assert pace.too_long(20, waited=SEEN + 0.01, most=1.0) == pytest.approx(2.0)
     assert pace.too_long(9, waited=9.0, most=1.0) == 0
     assert pace.too_long(20, waited=0.0, most=9.0, deadline=2.0 / FORESEEN - 0.1) == pytest.approx(2.0)
+
+
+def test_there_is_room_when_what_is_left_would_be_let_in_and_at_the_latest_past_the_deadline() -> None:
+    pace = Pace(0.1)
+    assert pace.until_room(20, most=0.5) == pytest.approx(1.5)
+    assert pace.until_room(20, most=9.0, deadline=2.0) == pytest.approx(2.0 - FORESEEN * 2.0)
+    assert pace.until_room(9_000, most=0.5, deadline=10.0) == pytest.approx(9.5)
