@@ -46,7 +46,7 @@ class Device:
         """Batch sizes to run before the first request, which would wait for what a first run does.
 
         On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It is for this thread
-        alone; a runner records its own at its first runs of each size. On a CPU the second run of a size takes as long as the first.
+        alone; a runner records its own at its first runs of each size. On a CPU the second run takes as long as the first.
         """
         return [1] if self.provider == CPU else sorted({min(bucket, most) for bucket in cuda.BUCKETS} | {most}) * 2
 

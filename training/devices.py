@@ -72,7 +72,10 @@ def place() -> Iterator[Place]:
     if world == 1:
         yield Place(device)
         return
-    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    try:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    except ValueError as error:  # no address to meet the others at
+        raise SettingError(f"WORLD_SIZE is {world}, but {error}; start it with torchrun, or unset WORLD_SIZE") from error
     try:
         yield Place(device, dist.get_rank(), world)
     finally:

@@ -90,6 +90,16 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen == [place.device] == [torch.device("cuda", 1)]
 
 
+def test_a_process_that_finds_no_others_says_what_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as a job of Slurm has it
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with (
+        pytest.raises(SettingError, match="WORLD_SIZE is 2, but .*; start it with torchrun, or unset WORLD_SIZE"),
+        devices.place(),
+    ):
+        pass
+
+
 def test_as_many_gpus_as_trained_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     told = [devices.hardware(torch.device("cuda", 0), processes) for processes in (1, 8)]
