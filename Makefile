@@ -68,7 +68,7 @@ PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
 	$(PYTHON) -m venv .venv
 
 # With torch not with constraints-cuda.txt: it names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.
-CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/all),,-c constraints-cuda.txt))
+CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/lib/python*/site-packages/torch),,-c constraints-cuda.txt))
 .venv/service: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
 	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME)]'
 	touch $@
