@@ -25,8 +25,8 @@ logger = logging.getLogger(__name__)
 
 # Seconds of a core's work for one row below which more threads cost more in waiting for each other than they save, and take the
 # core that the event loop answers on.
-QUICK = 1.5e-3
-TRIAL = 0.03  # seconds in which that is found out: a core that has another process's work too is slow for a few runs
+QUICK = 1.1e-3
+TRIAL, RUNS = 0.03, 4  # seconds and runs, at least, in which that is found out: the first is slow, as is a core that others use too
 
 # Rows of a batch that one run of an encoder takes. Votes lie input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the first cache, and push each other out.
@@ -137,12 +137,13 @@ class CpuSession:
         row = [
             np.zeros([axis or 1 for axis in tensor.shape(self._manifest)], DTYPES[tensor.dtype]) for tensor in self._spec.inputs
         ]
-        ends = time.perf_counter() + TRIAL
-        while time.perf_counter() < ends:
+        ends, runs = time.perf_counter() + TRIAL, 0
+        while runs < RUNS or time.perf_counter() < ends:
             before = time.thread_time()
             self.run(*row)
             if time.thread_time() - before < QUICK:
                 return True
+            runs += 1
         return False
 
 
