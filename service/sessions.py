@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 # Seconds of a core's work for one row below which more threads cost more in waiting for each other than they save, and take the
 # core that the event loop answers on.
 QUICK = 1.1e-3
-TRIAL, RUNS = 0.03, 4  # seconds and runs, at least, in which that is found out: the first is slow, as is a core that others use too
+TRIAL, RUNS = 0.03, 4  # seconds and runs, at least, in which that is found out: the first is slow, as is a core that others use
 
 # Rows of a batch that one run of an encoder takes. Votes lie input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the first cache, and push each other out.
