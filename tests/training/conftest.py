@@ -69,12 +69,17 @@ def boxed(data: DataSet) -> DataSet:
 
 
 @pytest.fixture(scope="session")
-def mnist() -> DataSet:
-    """The real one, where $CAPSERVE_DATA says it lies; nothing is downloaded for a test."""
+def mnist_folder() -> Path:
+    """Of the real one, where $CAPSERVE_DATA says it lies; nothing is downloaded for a test."""
     where = os.environ.get("CAPSERVE_DATA")
     if not where:
         pytest.skip("MNIST is not here: set CAPSERVE_DATA to the folder with its four files")
     try:
-        return load("mnist", find("mnist", Path(where)))
+        return find("mnist", Path(where))
     except DataError as error:
         pytest.skip(f"MNIST is not in CAPSERVE_DATA: {error}")
+
+
+@pytest.fixture(scope="session")
+def mnist(mnist_folder: Path) -> DataSet:
+    return load("mnist", mnist_folder)

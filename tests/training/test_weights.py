@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,28 +21,15 @@ from training import subjects
 from training.config import PRESETS, Config
 from training.data import load
 from training.dimensions import effects, poses_of_objects
-from training.errors import DataError
 from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
 from training.export import meaning, measurement
 from training.morphology import MEASURES
 from training.networks import Encoding
-from training.sources import find
 from training.statistics import usual
 
 INT8_LOSES = 0.02  # points at most
 REFUSED = 0.02  # of real pictures, taken for no digit at most
 PAIRS = "5555dad9184b1d44c1734b42a45a94d310c69730bf5f80562f84ff6a6a9d3988"  # sha256 of the 10,000 that `overlap` is tested on
-
-
-@pytest.fixture(scope="module")
-def mnist() -> Path:
-    folder = os.environ.get("CAPSERVE_DATA")
-    if not folder:
-        pytest.skip("needs the data they were trained on: set CAPSERVE_DATA to a folder with MNIST's four idx files")
-    try:
-        return find("mnist", Path(folder))
-    except DataError as error:
-        pytest.skip(f"needs the data they were trained on: {error}")
 
 
 @dataclass(frozen=True)
@@ -67,13 +53,13 @@ class Served:
 
 
 @pytest.mark.parametrize(("name", "variant"), [*((name, "int8") for name in accuracy.SHIPPED), ("compact", "fp32")])
-def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, variant: Variant, mnist: Path) -> None:
+def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, variant: Variant, mnist_folder: Path) -> None:
     """As the service computes it on this processor; `captrain evaluate` counted int8 as it is written. What float32 makes of the
     held out digits is compared below for every bundle; all test digits as well would take `paper` and `overlap` a minute."""
     made = bundle.read(accuracy.MODELS / name)
     config, claimed = Config.from_dict(made.manifest.config), made.manifest.metrics.test
     assert set(claimed) == set(made.manifest.variants) == set(ENCODER_FILES)
-    data = load("mnist", mnist)
+    data = load("mnist", mnist_folder)
     data.expect(made.manifest.training.data)
     device = sessions.device("cpu", threads=1, cuda_memory=0, cuda_graphs=False, probe=made.encoder("fp32"))
     pictures = fixed_batches(data.test, config.training.pairs)
@@ -89,10 +75,10 @@ def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, va
     assert found.reconstruction_error == pytest.approx(claimed[variant].reconstruction_error, rel=0.01)
 
 
-def test_the_overlapping_pairs_are_the_ones_that_errors_were_counted_on(mnist: Path) -> None:
+def test_the_overlapping_pairs_are_the_ones_that_errors_were_counted_on(mnist_folder: Path) -> None:
     """Another version of torch might draw other partners and shifts from the same seed; errors would not be comparable."""
     content = hashlib.sha256()
-    for batch in fixed_batches(load("mnist", mnist).test, "overlapping"):
+    for batch in fixed_batches(load("mnist", mnist_folder).test, "overlapping"):
         content.update((batch.images * 255).round().to(torch.uint8).numpy().tobytes())
         content.update(batch.labels.numpy().tobytes())
     assert content.hexdigest() == PAIRS
@@ -116,11 +102,11 @@ def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) 
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_what_a_shipped_bundle_calls_usual_is_so(name: str, mnist: Path) -> None:
+def test_what_a_shipped_bundle_calls_usual_is_so(name: str, mnist_folder: Path) -> None:
     """On the digits that were held out: what verdicts are measured by, and drift."""
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
-        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
         found = usual(subject.models["fp32"], fixed_batches(validation, settings.pairs), subject.classes)
         assert subject.bundle is not None
         manifest = subject.bundle.manifest
@@ -138,10 +124,10 @@ def _alike(claimed: Any, measured: Any) -> None:
         np.testing.assert_allclose(claimed, measured, rtol=1e-3, atol=5e-4)  # a picture or two at a bin's edge
 
 
-def test_the_default_models_dimensions_do_what_its_manifest_says(mnist: Path) -> None:
+def test_the_default_models_dimensions_do_what_its_manifest_says(mnist_folder: Path) -> None:
     with subjects.opened(accuracy.MODELS / "compact") as subject:
         settings = subject.config.training
-        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
         found = meaning(subject.models["fp32"], validation, settings)
         assert subject.bundle is not None
         for claimed, measured in zip(subject.bundle.manifest.dimensions, found, strict=True):
@@ -149,11 +135,11 @@ def test_the_default_models_dimensions_do_what_its_manifest_says(mnist: Path) ->
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_a_dimension_does_what_it_is_named_for_in_every_class(name: str, mnist: Path) -> None:
+def test_a_dimension_does_what_it_is_named_for_in_every_class(name: str, mnist_folder: Path) -> None:
     """On average it may, and in one class do what another is named for."""
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
-        _, validation = subject.data(mnist, its_own=True).split(settings.validation)
+        _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
         found = poses_of_objects(subject.models["fp32"], fixed_batches(validation.sample(200), settings.pairs))
         assert subject.bundle is not None
         for dimension, effect in zip(subject.bundle.manifest.dimensions, effects(subject.models["fp32"], found), strict=True):
