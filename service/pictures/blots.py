@@ -56,38 +56,28 @@ def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     starts, ends = (framed[1:] != framed[:-1]).nonzero()[0].reshape(-1, 2).T  # runs of pixels in a row
     # Of each run the first that it touches above, and the one behind the last.
     first, last = ends.searchsorted(starts - stride), starts.searchsorted(ends - stride, side="right")
-    names = (_few_named if len(starts) < FEW else _many_named)(first, last)
+    root = (_few_rooted if len(starts) < FEW else _many_rooted)(first, last)
+    names = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
     numbers = np.zeros(mask.shape, np.int64)
     numbers[mask] = names.repeat(ends - starts)
     return numbers
 
 
-def _few_named(first: Places, last: Places) -> Places:
-    """Each run's blot, where each touches the runs from `first` to before `last`: a run is the root of those that hang together
-    with it and come later."""
+def _few_rooted(first: Places, last: Places) -> Places:
+    """Of each run the first of its blot, where each touches the runs from `first` to before `last`, one by one."""
     root = list(range(len(first)))
-
-    def found(run: int) -> int:
-        while root[run] != run:
-            root[run] = run = root[root[run]]
-        return run
-
     for run, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        least = run
         for other in range(begin, end):
-            one, another = found(run), found(other)
-            root[max(one, another)] = min(one, another)
-    names = [0] * len(root)
-    blots = 0
+            while root[other] != other:
+                root[other] = other = root[root[other]]
+            root[max(least, other)] = least = min(least, other)
     for run, above in enumerate(root):
-        if above == run:
-            blots += 1
-            names[run] = blots
-        else:
-            names[run] = names[above]
-    return np.array(names, np.intp)
+        root[run] = root[above]
+    return np.array(root, np.intp)
 
 
-def _many_named(first: Places, last: Places) -> Places:
+def _many_rooted(first: Places, last: Places) -> Places:
     """The same, all runs at a time: each points to the first of the runs that it hangs together with, till all agree."""
     touching = last - first
     lower = np.repeat(np.arange(len(first)), touching)
@@ -101,9 +91,7 @@ def _many_named(first: Places, last: Places) -> Places:
         np.minimum.at(root, before[upper], least)
         root = root[root]
         if np.array_equal(before, root):
-            break
-    named: Places = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
-    return named
+            return root
 
 
 def stroke_width(ink: Array | NDArray[np.bool_]) -> float:

@@ -12,6 +12,7 @@ from statistics import median_low
 from typing import NamedTuple
 
 import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from service.bundle import Array
@@ -151,21 +152,20 @@ def _straight(mask: Mask) -> Iterator[Places]:
     counts = np.pad(np.add.reduceat(thicker, starts, axis=1, dtype=np.int32).T, blank)  # (blocks, h + 2 most)
     lengths = np.pad(np.repeat(sizes.astype(np.int32)[:, None], height, axis=1), blank)
 
-    def along(rise: int, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The sum along the line through each row that rises so much: (h,)."""
-        firsts = most + np.rint(rise * middles).astype(np.intp)
-        total: NDArray[np.int32] = sum(
-            block[first : first + height] for block, first in zip(blocks, firsts.tolist(), strict=True)
-        )
+    def along(rises: Places, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
+        """The sums along the lines through each row that rise so much: (rises, h)."""
+        firsts = most + np.rint(rises[:, None] * middles).astype(np.intp)  # (rises, blocks)
+        shifted = sliding_window_view(blocks, height, axis=1)  # (blocks, 2 most + 1, h)
+        total: NDArray[np.int32] = shifted[np.arange(len(blocks)), firsts].sum(axis=1, dtype=np.int32)
         return total
 
-    tried = range(-most, most + 1, 2)  # a line is thick enough to be met by the next
-    whole = [int(np.count_nonzero(along(rise, counts) >= COVERED * width)) for rise in tried]
-    if not any(whole):
+    tried = np.arange(-most, most + 1, 2)  # a line is thick enough to be met by the next
+    whole = np.count_nonzero(along(tried, counts) >= COVERED * width, axis=1)
+    if not whole.any():
         return
-    usual = tried[int(np.argmax(whole))]
+    usual = tried[whole.argmax()]
     fan = np.arange(max(-most, usual - FANNED), min(most, usual + FANNED) + 1)
-    found, length = (np.stack([along(rise, blocks) for rise in fan.tolist()]) for blocks in (counts, lengths))
+    found, length = along(fan, counts), along(fan, lengths)
     share = np.where(length >= SEEN * width, found / np.maximum(length, 1), 0.0)  # (fan, h)
     strength, across = share.max(axis=0), np.linspace(-0.5, 0.5, width)
     begins = np.flatnonzero(np.diff((strength >= COVERED).astype(np.int8), prepend=0, append=0))
