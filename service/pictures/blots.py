@@ -47,6 +47,12 @@ def between(mask: Mask) -> Mask:
     return np.logical_or.accumulate(mask, axis=1) & np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
 
 
+def crossings(mask: Mask) -> Places:
+    """How many strokes each row meets."""
+    met: Places = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
+    return met
+
+
 def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Numbers the connected parts, diagonals included; 0 is outside."""
     height, width = mask.shape

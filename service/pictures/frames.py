@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from service.pictures.blots import Blots, Mask, Places, between, components, grown
+from service.pictures.blots import Blots, Mask, Places, between, components, crossings, grown
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
@@ -60,15 +60,9 @@ def unframed(departing: Departure) -> Departure | None:
 
 def _in_parts(mask: Mask) -> bool:
     """Whether some row meets strokes thrice, as where a frame surrounds one, or meets none between others, as above a line."""
-    met = _strokes(mask)
+    met = crossings(mask)
     rows = np.flatnonzero(met)
     return len(rows) > 0 and (int(met.max()) > 2 or int(rows[-1] - rows[0]) >= len(rows))
-
-
-def _strokes(mask: Mask) -> Places:
-    """How many each row meets."""
-    met: Places = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
-    return met
 
 
 class _Blots(Blots):
@@ -172,7 +166,7 @@ def _apart(written: Mask, line: Mask) -> int:
 
 def _plain(blot: Mask) -> bool:
     """A dot, or a stroke that is not much bent."""
-    met = _strokes(blot), _strokes(blot.T)
+    met = crossings(blot), crossings(blot.T)
     if all(np.count_nonzero(each > 1) <= TWICE * np.count_nonzero(each) for each in met):
         return True
     box = Rectangle.around(blot)

@@ -1,7 +1,7 @@
 """The pixels of a picture by how bright they are: which level parts ink from paper, how far the ink departs. Knows no blots.
 
-Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew. Sorting
-them as whole numbers of 16 bits, digit by digit, is several times as fast again.
+Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew. np.partition,
+which sorts less, takes ten times as long where most are alike, as on a clean sheet.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ PALEST = 0.15  # of the ink's strength: what departs by less is paper
 CLEAR, TAIL = 4, 1.5  # times as far as paper departs from itself, ink does; times as many pixels, where there is none, half do
 DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
 EXTREME = 8000  # pixels of which one may be brighter than the ink
-MANY = 2000  # values of which a 32,767th of the largest is a step too small to matter
 
 
 def lightness(colours: Array) -> Array:
@@ -30,18 +29,6 @@ def lightness(colours: Array) -> Array:
     if colours.shape[2] == 1:
         return colours[..., 0] * np.float32(1 / DIAGONAL)
     return (colours[..., 0] + colours[..., 1] + colours[..., 2]) * np.float32(1 / 3)  # not mean: slow along so short an axis
-
-
-def ascending(values: Array) -> Array:
-    """All of them in one row; of many, each to 16 bits, nought exactly."""
-    if values.size < MANY:
-        return np.sort(values, axis=None)
-    furthest = max(float(values.max()), -float(values.min()))
-    step = np.float32(furthest / np.iinfo(np.int16).max or 1)
-    codes = np.rint(values.ravel() / step).astype(np.int16)
-    codes.sort(kind="stable")  # numpy's radix sort, which it has for 16 bits at most
-    levels: Array = codes * step
-    return levels
 
 
 def quantile(levels: Array, part: float) -> float:
@@ -52,7 +39,7 @@ def quantile(levels: Array, part: float) -> float:
 
 
 def median(values: Array) -> float:
-    return quantile(ascending(values), 0.5)
+    return quantile(np.sort(values, axis=None), 0.5)
 
 
 def otsu(levels: Array) -> float:
@@ -79,7 +66,7 @@ class Departure:
 
     @cached_property
     def levels(self) -> Array:
-        return ascending(self.line)
+        return np.sort(self.line, axis=None)
 
     @cached_property
     def threshold(self) -> float:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from service.bundle import Array
 from service.pictures.blots import Blots, components, edge, extremes, grown, stroke_width
 from service.pictures.frames import unframed
-from service.pictures.levels import DIAGONAL, OFF, Departure, ascending, lightness, median, otsu, quantile
+from service.pictures.levels import DIAGONAL, OFF, Departure, lightness, median, otsu, quantile
 from service.pictures.lines import unlined
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
@@ -86,7 +86,7 @@ def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
     off = rim[rim > OFF * full]
     if off.size < CLEAN * rim.size:
         return NONE
-    off = ascending(off)
+    off = np.sort(off)
     lower, middle, upper = (quantile(off, part) for part in (0.25, 0.5, 0.75))
     return SOME if middle > 0.8 * full or upper - lower > 0.25 * full or not shaded else GRAVE
 
@@ -97,7 +97,7 @@ def _unshaded(departing: Departure) -> Departure:
     dark = line > departing.threshold
     if not departing.written or np.count_nonzero(dark) < few or not edge(dark).any():
         return departing
-    ink = line > otsu(ascending(np.minimum(line[dark], departing.strength)))
+    ink = line > otsu(np.sort(np.minimum(line[dark], departing.strength)))
     shade = dark & ~ink
     if not ink.any() or not shade.any() or edge(ink).any():
         return departing
@@ -172,7 +172,7 @@ def _towards_ink(rest: Array) -> Array:
     if rest.shape[2] > 1:
         _, directions = np.linalg.eigh((flat.T @ flat).astype(np.float64))
         line = flat @ directions[:, -1].astype(np.float32)
-    towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line * line).sum() > 0 else -1)
+    towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line).ravel().dot(line.ravel()) > 0 else -1)
     return towards
 
 
@@ -182,7 +182,7 @@ def _narrow(colours: Array, border: Places) -> Array:
     reach = max(1, round(max(light.shape) * NARROW / 2))
     shaded, lit = -_opened(-light, reach), _opened(light, reach)
     dark, bright = (
-        _inside(unruled(Departure(departing * np.float32(DIAGONAL))).line)
+        _inside(unruled(Departure(departing * np.float32(DIAGONAL))))
         for departing in ((shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit))
     )
     # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
@@ -193,14 +193,15 @@ def _narrow(colours: Array, border: Places) -> Array:
     return chosen
 
 
-def _inside(line: Array) -> Array:
+def _inside(departing: Departure) -> Array:
     """Without what hangs together with the border, where ink does not: the corner of a shadow is narrow too."""
-    blots = components(line > OFF * Departure(line).strength)
+    line = departing.line
+    blots = components(line > OFF * departing.strength)
     outward = np.zeros(int(blots.max()) + 1, bool)
     outward[edge(blots)] = True
     outward[0] = False
     inside: Array = np.where(outward[blots], 0, line)
-    return inside if Departure(inside).strength > HELD * Departure(line).strength else line
+    return inside if Departure(inside).strength > HELD * departing.strength else line
 
 
 def _lamp(light: Array) -> Array:

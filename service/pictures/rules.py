@@ -16,8 +16,8 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import Mask, components
-from service.pictures.levels import FAINT, OFF, Departure, ascending, median, quantile
+from service.pictures.blots import Mask, components, crossings
+from service.pictures.levels import FAINT, OFF, Departure, median, quantile
 
 EDGE = 10  # columns at either side of which one must cross rules; the first may lie along one itself
 STEEPEST = 0.18  # of the way across: how far a rule may rise or fall; a slope of ten degrees
@@ -65,7 +65,7 @@ class Weight(NamedTuple):
 def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array, Weight | None]:
     """Without rules that go across, and what they are like: two at least, or one where others have been taken."""
     mask, least = line > threshold, 1 if taken else 2
-    if mask.shape[1] < 2 * EDGE or min(_crossings(mask[:, :EDGE]), _crossings(mask[:, -EDGE:])) < least:
+    if mask.shape[1] < 2 * EDGE or min(int(crossings(side.T).max()) for side in (mask[:, :EDGE], mask[:, -EDGE:])) < least:
         return line, taken  # as nearly all pictures
     runs = Runs.of(mask)
     found = [rule for path in _straight(mask) if (rule := Rule.along(path, line, runs)) is not None]
@@ -81,12 +81,6 @@ def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array
         return (line if stroke else without), taken
     strokes = len(rules) <= STROKES and _are_strokes(rules, rest)
     return (line, None) if strokes else (without, weight)
-
-
-def _crossings(side: Mask) -> int:
-    """How many times the columns are crossed, the one that is crossed most."""
-    begun = np.diff(side.astype(np.int8), axis=0, prepend=0) == 1
-    return int(begun.sum(axis=0).max())
 
 
 class Runs(NamedTuple):
@@ -188,7 +182,7 @@ def bare(rules: Sequence[Rule], weight: Weight, width: int) -> list[Rule]:
 def _usual(values: Array, of_all: float, whole: bool) -> float:
     """Along one rule: what it mostly is, and no more than others are, for a digit's bar may lie along most of it. But a heavier
     one may be more, if it goes from edge to edge, as bars do not."""
-    levels = ascending(values)
+    levels = np.sort(values)
     return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN) if whole else 0.0))
 
 

@@ -15,7 +15,7 @@ from PIL import Image
 
 from service.bundle import Array
 from service.pictures.blots import Mask, between, components, edge, grown
-from service.pictures.levels import ascending, lightness, median, otsu
+from service.pictures.levels import lightness, median, otsu
 from service.pictures.rectangle import Rectangle
 
 COARSE = 64  # pixels: the longer side of the picture in which it is looked for
@@ -62,7 +62,7 @@ def _lowest_of(colours: Array) -> Sheet | None:
 
 def _masks(light: Array) -> Iterator[Mask]:
     """What is lighter and what is darker than where the picture parts into two, and where each part does again."""
-    levels = ascending(light)
+    levels = np.sort(light, axis=None)
     middle = otsu(levels)
     for part in (levels, levels[levels > middle], levels[levels <= middle]):
         if part.size > SMALLEST * light.size and part[-1] - part[0] > APART:
@@ -129,7 +129,7 @@ def _inked(light: Array) -> int:
     """How many pixels of a sheet differ from the rest of it."""
     if not light.size:
         return 0
-    lighter = light > otsu(ascending(light))
+    lighter = light > otsu(np.sort(light, axis=None))
     many = int(lighter.sum())
     if not 0 < many < light.size or light[lighter].mean() - light[~lighter].mean() < APART:
         return 0
