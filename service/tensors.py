@@ -24,7 +24,7 @@ from service.manifest import Manifest
 
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
-SIZED = "; as many bytes as the header Inference-Header-Content-Length says"
+SIZED = "; the header Inference-Header-Content-Length says where it ends: count its bytes, not its characters"
 BINARY = (
     "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is, "
     "and a picture's file goes to POST /predict"
@@ -103,6 +103,8 @@ class Inference:
 def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
     """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON, all where it is absent."""
     size = len(body) if header is None else _header_size(header, len(body))
+    if header is not None and not size:
+        return _bare(body, inputs, outputs)
     request = _parsed(body[:size], header is not None)
     given = [tensor.name for tensor in request.inputs]
     expected = {port.name: port for port in inputs}
@@ -111,6 +113,17 @@ def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Seque
     raw = _raw_parts(request.inputs, body, size, header is not None)
     arrays = {tensor.name: _array(tensor, expected[tensor.name], raw.get(tensor.name)) for tensor in request.inputs}
     return Inference(request.id, arrays, _wanted(request, [port.name for port in outputs]))
+
+
+def _bare(body: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
+    """A raw binary request: no JSON, but the one input's bytes alone, and all outputs go back so."""
+    (port,) = inputs
+    row = math.prod(port.shape[1:]) * WIRE.itemsize
+    if not body or len(body) % row:
+        told = f"{port.name}: with no JSON in it, as Inference-Header-Content-Length says, the body is of {row} bytes a picture"
+        raise MalformedRequest(f"{told}, found {len(body)}")
+    rows = np.frombuffer(body, WIRE).reshape(-1, *port.shape[1:]).astype(np.float32)
+    return Inference(None, {port.name: rows}, {output.name: True for output in outputs})
 
 
 def write(fields: Mapping[str, JsonValue], outputs: Mapping[str, Array], binary: Mapping[str, bool]) -> tuple[bytes, int | None]:

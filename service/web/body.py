@@ -64,7 +64,7 @@ def announced(request: Request) -> int:
 
 def picture(content_type: str, body: bytes) -> bytes:
     """The one picture of a request to /predict."""
-    kind = _kind(content_type)
+    kind = _kind(content_type, body)
     if kind == MULTIPART:
         found = _files(content_type, body, most=1)
     elif kind == JSON:
@@ -80,7 +80,7 @@ def picture(content_type: str, body: bytes) -> bytes:
 
 def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
     """The pictures of a request to /predict/batch, in order."""
-    kind = _kind(content_type)
+    kind = _kind(content_type, body)
     if kind == MULTIPART:
         found = _files(content_type, body, most)
         _check_count(len(found), most)
@@ -92,8 +92,12 @@ def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
     raise _unreadable(kind, MANY)
 
 
-def _kind(content_type: str) -> str:
-    return content_type.partition(";")[0].strip().lower()
+def _kind(content_type: str, body: bytes) -> str:
+    kind = content_type.partition(";")[0].strip().lower()
+    if kind != MULTIPART and multipart.looks_so(body):
+        told = f"the body is {MULTIPART} and Content-Type says {kind[:60] or 'nothing'}"
+        raise MalformedRequest(f"{told}; {multipart.LEFT_ALONE}")
+    return kind
 
 
 def _unreadable(kind: str, instead: str) -> NotAnImage:

@@ -13,7 +13,13 @@ LONG_HEAD = 512  # bytes of a part's headers, in the mean of as many parts as th
 READ = 16  # headers of a part, and parameters of a header; what comes behind them is not looked at
 FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
 PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
+LEFT_ALONE = "leave that header to your HTTP client"
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
+
+
+def looks_so(body: bytes) -> bool:
+    """Whatever its Content-Type says."""
+    return body.startswith(b"--") and b"form-data" in body[:LONG_HEAD].lower()
 
 
 class Part(NamedTuple):
@@ -25,12 +31,15 @@ def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
     """The parts in order, `most` of them. `content_type` is the request's header, which names the boundary."""
     found = BOUNDARY.search(content_type)
     if found is None:
-        raise MalformedRequest("multipart/form-data needs a boundary in its Content-Type; leave that header to your HTTP client")
+        raise MalformedRequest(f"multipart/form-data needs a boundary in its Content-Type; {LEFT_ALONE}")
     delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", "replace")
     # The first delimiter may begin the body; what precedes it is a preamble, what follows the last is ignored too.
     sections = (b"\r\n" + body).split(delimiter, most + 2)
     if len(sections) > most + 2:
         raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
+    if len(sections) == 1:
+        told = "the boundary that Content-Type names is nowhere in" if body else "there is nothing (0 bytes) in"
+        raise MalformedRequest(f"{told} the multipart body; {LEFT_ALONE}")
     parts: list[Part] = []
     room = LONG_HEAD * most
     for section in sections[1:]:

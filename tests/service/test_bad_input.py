@@ -168,6 +168,28 @@ def test_bodies_that_are_malformed(small: httpx.Client, kind: str, content: byte
     assert refused(small.post("/predict", content=content, headers={"Content-Type": kind}), status)
 
 
+SENT = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc\r\n--x--\r\n'
+
+
+@pytest.mark.parametrize(
+    ("kind", "content", "says"),
+    [
+        ("multipart/form-data; boundary=y", SENT, "the boundary that Content-Type names is nowhere in"),
+        ("multipart/form-data; boundary=x", b"", "there is nothing (0 bytes) in"),
+        ("image/png", SENT, "the body is multipart/form-data and Content-Type says image/png"),
+        ("application/json", SENT, "says application/json"),
+        ("", SENT, "says nothing"),
+    ],
+    ids=["another boundary", "nothing", "a picture", "JSON", "no type"],
+)
+def test_a_content_type_that_is_not_the_bodys_is_what_is_wrong(small: httpx.Client, kind: str, content: bytes, says: str) -> None:
+    """As it is where somebody copied the header from a browser, or wrote one of their own over their client's."""
+    for path in ("/predict", "/predict/batch"):
+        told = refused(small.post(path, content=content, headers={"Content-Type": kind}), 400)
+        assert says in told
+        assert told.endswith("leave that header to your HTTP client")
+
+
 def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
     """In Python, on the event loop: ten megabytes of them are seconds; and of what there may be few are looked at."""
     head = b"Content-Disposition: form-data; name=file" + b";a=b" * 2_500

@@ -204,6 +204,18 @@ def test_bytes_on_the_wire(client: httpx.Client, images, expected):
         assert "error" in answer.json()
 
 
+def test_the_bytes_of_pictures_alone(client: httpx.Client, images, expected):
+    """Triton's raw binary request."""
+    answer = client.post("/v2/models/tiny/infer", content=images.tobytes(), headers={"Inference-Header-Content-Length": "0"})
+    text = answer.content[: int(answer.headers["inference-header-content-length"])]
+    raw = answer.content[len(text) :]
+    for output in json.loads(text)["outputs"]:
+        size = output["parameters"]["binary_data_size"]
+        found, raw = np.frombuffer(raw[:size], "<f4").reshape(output["shape"]), raw[size:]
+        np.testing.assert_allclose(found, expected[output["name"]], atol=1e-5)
+    assert not raw
+
+
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\x00\xff", b"[" * 50_000, b'{"inputs": [{"name": "images"}]}'])
 def test_rubbish_is_a_400_with_an_error(client: httpx.Client, body):
     answer = client.post("/v2/models/tiny/infer", content=body)

@@ -225,6 +225,18 @@ def test_a_length_of_json_that_is_not_its_length_is_named():
             tensors.read((text + b"x")[:size], header, [IN], OUT)
 
 
+def test_bytes_without_any_json_are_the_one_input_and_are_answered_so():
+    found = tensors.read(VALUES.tobytes(), "0", [IN], OUT)
+    np.testing.assert_array_equal(found.inputs["x"], VALUES)
+    assert (found.id, found.outputs) == (None, {"a": True, "b": True})
+
+
+@pytest.mark.parametrize("body", [b"", bytes(9), b" " + json.dumps(request()).encode()], ids=["nothing", "some", "JSON"])
+def test_bytes_without_any_json_that_are_no_rows(body):
+    with pytest.raises(MalformedRequest, match=f"x: with no JSON in it.*8 bytes a picture, found {len(body)}$"):
+        tensors.read(body, "0", [IN], OUT)
+
+
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.none() | st.text(max_size=5))
 def test_no_bytes_are_worse_than_malformed(body, header):
