@@ -42,7 +42,7 @@ EXAMPLE_LIMIT = 64 << 20  # bytes unpacked
 
 # Whatever a damaged zip can raise; the checksum has passed by then, so this is a bundle made wrong.
 _DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
-_NUMPY_TYPES = {"float": "float32", "int64": "int64"}
+DTYPES = {"float": "float32", "int64": "int64"}  # ONNX Runtime's words -> numpy's
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ class Bundle:
         for spec in (*ENCODER.inputs, *ENCODER.outputs, *DECODER.inputs, *DECODER.outputs):
             array = getattr(example, spec.name)
             shape = (len(example.images), *spec.shape(self.manifest)[1:])
-            expect(f"{path}: type of {spec.name}", _NUMPY_TYPES[spec.dtype], array.dtype.name)
+            expect(f"{path}: type of {spec.name}", DTYPES[spec.dtype], array.dtype.name)
             expect(f"{path}: shape of {spec.name}", shape, array.shape)
         if not len(example.images):
             raise BundleError(f"{path}: expected at least one picture to replay, found none")

@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import runtime
-from service.bundle import GraphSpec, TensorSpec
+from service.bundle import DTYPES, GraphSpec, TensorSpec
 from service.errors import StartError
 from service.manifest import Manifest
-from service.runtime import CUDA, DTYPES, Arrays, ort
+from service.runtime import CUDA, Arrays, ort
 
 DRIVER = "libcuda.so.1"  # NVIDIA's
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to

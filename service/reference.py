@@ -148,7 +148,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 def _command(method: str, path: str, parameters: list[Schema], sent: Schema, base: str, curl: str) -> str:
     """A curl line that works as it stands, as far as examples are known."""
     known = [each for each in parameters if "example" in each]
-    path = path.format_map(_Kept((each["name"], quote(each["example"])) for each in known if each["in"] == "path"))
+    path = path.format_map({each["name"]: quote(each["example"]) for each in known if each["in"] == "path"})
     query = urlencode({each["name"]: each["example"] for each in known if each["in"] == "query"}, doseq=True)
     address = f"{path}{'?' + query if query else ''}"
     options, note = "", ""
@@ -160,16 +160,9 @@ def _command(method: str, path: str, parameters: list[Schema], sent: Schema, bas
         options = f" -X {method}"
     elif path.startswith("/reconstruct"):
         options = " -o drawing.png"
-    link = f' <a href="{escape(address.lstrip("/"))}">open it</a>' if method == "GET" and "{" not in path else ""
+    link = f' <a href="{escape(address.lstrip("/"))}">open it</a>' if method == "GET" else ""
     line = escape(f"{curl}{options} '{base}{address}'")
     return f'<pre tabindex="0"><code>{line}</code></pre>{link}' + (f"<p>{note}</p>" if note else "")
-
-
-class _Kept(dict[str, str]):
-    """For a path's parameters: those without an example stay in their braces."""
-
-    def __missing__(self, name: str) -> str:
-        return f"{{{name}}}"
 
 
 def _example(title: str, content: Schema) -> str:

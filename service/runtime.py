@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-import numpy as np
 from numpy.typing import NDArray
 
 from service import bundle
@@ -25,7 +24,6 @@ except ModuleNotFoundError as error:
 ort = onnxruntime  # by way of here, so that nobody imports it before the setting above
 Arrays = list[NDArray[Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
-DTYPES = {"float": np.float32, "int64": np.int64}
 
 
 class Session(Protocol):

@@ -14,11 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from service import cuda, runtime
-from service.bundle import ENCODER, GraphSpec
+from service.bundle import DTYPES, ENCODER, GraphSpec
 from service.errors import StartError
 from service.manifest import BundleError, Manifest
 from service.process import cpus
-from service.runtime import CPU, CUDA, DTYPES, Arrays, Session, ort
+from service.runtime import CPU, CUDA, Arrays, Session, ort
 from service.settings import WantedDevice
 
 logger = logging.getLogger(__name__)

@@ -63,7 +63,7 @@ class Port:
 
     def admits(self, shape: Sequence[int]) -> bool:
         return len(shape) == len(self.shape) and all(
-            found > 0 and expected in (-1, found) for found, expected in zip(shape, self.shape, strict=True)
+            expected in (-1, found) for found, expected in zip(shape, self.shape, strict=True)
         )
 
 

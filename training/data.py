@@ -117,8 +117,11 @@ class DataSet:
 
     @cached_property
     def dark_on_light(self) -> bool:
-        """Whether most pictures are light at their edges. What training moves in from outside, or lays over them, is not."""
+        """Whether most pictures are light at their edges. What training moves in from outside, or lays over them, is not. In
+        colour they are photographs, of which negatives are no better."""
         images = self.train.sample(LOOKED_AT).images
+        if images.shape[1] != 1:
+            return False
         edges = torch.cat([images[..., [0, -1], :].flatten(1), images[..., [0, -1]].flatten(1)], dim=1)
         return bool(edges.median() > 127)
 

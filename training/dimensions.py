@@ -27,6 +27,9 @@ STEADY = 0.6  # a dimension is named where its mean effect is this share of its 
 CLEAR = 0.9  # and where no other measure moves by more than this share of it
 NOTICEABLE = 1.5  # and where the whole reach changes a drawing by this many standard deviations of the measure
 RIDGE = 1e-3
+UNSEEN = (
+    0.005  # deviations of a measure, in pixels or shares of them, that nobody sees: of shipped networks all are three times that
+)
 
 
 @dataclass(frozen=True)
@@ -139,7 +142,7 @@ def _deviation(model: Model, found: Poses) -> Tensor:
     labels = found.labels.unique()
     variances = [values[found.labels == label].var(dim=0, correction=0) for label in labels]
     deviation = torch.stack(variances).mean(dim=0).sqrt()
-    return deviation.where(deviation > TINY, math.inf)
+    return deviation.where(deviation > UNSEEN, math.inf)
 
 
 def _named(effect: Tensor) -> Dimension:  # (n, measures)

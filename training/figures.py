@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import io
 import math
+import textwrap
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from training.pairs import Batch
 
 DELTAS = torch.linspace(-REACH, REACH, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
 SHOWN = 10  # pictures a row
+WORDS = 14  # letters of a title a line: as wide as a picture
 
 
 def figures(
@@ -82,7 +84,7 @@ def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, 
     inputs, labels, predictions, drawings = (torch.cat(part)[:SHOWN] for part in _picked(model, batches, right))
     if not len(inputs):
         return None
-    figure = Figure(figsize=(len(inputs), 2.4))
+    figure = Figure(figsize=(1 + len(inputs), 2.6), layout="constrained")
     cells = figure.subplots(2, len(inputs), squeeze=False)
     for column in range(len(inputs)):
         _picture(cells[0][column], inputs[column], _names(labels[column], classes))
@@ -107,7 +109,7 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
         "one": torch.cat([first, nothing, nothing], dim=1),
         "the other": torch.cat([nothing, second, nothing], dim=1),
     }
-    figure = Figure(figsize=(len(images), 1.1 * len(rows)))
+    figure = Figure(figsize=(1 + len(images), 1.2 * len(rows)), layout="constrained")
     cells = figure.subplots(len(rows), len(images), squeeze=False)
     titles = {"label, input": labels, "prediction, drawing": predicted}
     for line, (title, shown) in zip(cells, rows.items(), strict=True):
@@ -126,14 +128,14 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
     pose, label = found.poses[chosen], int(found.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))
-    figure = Figure(figsize=(len(DELTAS) * 0.7, 0.7 + len(pose) * 0.7))
+    figure = Figure(figsize=(len(DELTAS) * 0.7, 0.7 + len(pose) * 0.7), layout="constrained")
     cells = figure.subplots(len(pose), len(DELTAS), squeeze=False)
     for index, drawing in enumerate(drawings):
         dim, column = divmod(index, len(DELTAS))
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
         _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
-    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=0.92, fontsize=10, parse_math=False)
+    figure.suptitle(f"one {classes[label]}, each pose dimension moved", fontsize=10, parse_math=False)
     return figure
 
 
@@ -173,7 +175,7 @@ def _picture(axes: Axes, image: Tensor, title: str) -> None:
     axes.imshow(channels_last.numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_title(title, fontsize=8, parse_math=False)
+    axes.set_title(textwrap.fill(title, WORDS), fontsize=8, parse_math=False)
 
 
 def _row_title(axes: Axes, text: str) -> None:

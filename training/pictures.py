@@ -8,6 +8,7 @@ they lie in files: many programs write RGB.
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ class Pictures:
 
 def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
     """The classes, and the pictures to train and to test with."""
-    classes = tuple(sorted(path.name for path in _visible(folder / PARTS[0]) if path.is_dir()))
+    classes = tuple(sorted({_name(path) for path in _visible(folder / PARTS[0]) if path.is_dir()}))
     if len(classes) < 2:
         raise DataError(f"{folder / PARTS[0]}: expected a subfolder for each of at least two classes, found {len(classes)}")
     train, test = (_part(folder / part, classes) for part in PARTS)
@@ -49,7 +50,7 @@ def _colourless(pictures: Pictures) -> bool:
 
 def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
     """In an order that is always the same: those held out to choose by are the last, and want all classes."""
-    files = [(path, classes.index(path.parent.name)) for path in _files(folder, classes)]
+    files = [(path, classes.index(_name(path.parent))) for path in _files(folder, classes)]
     if not files:
         raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
     order = _mixed([label for _, label in files])
@@ -88,10 +89,15 @@ def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:
     for path in _visible(folder):
         if not path.is_dir():
             raise DataError(f"{path}: expected a subfolder for each class, found a file; move it away")
-        if path.name not in classes:
+        if _name(path) not in classes:
             raise DataError(f"{path}: no training picture is of this class; {PARTS[0]}/ has {', '.join(classes)}")
         found += _visible(path)
     return found
+
+
+def _name(folder: Path) -> str:
+    """As it is typed: a Mac's archives hold an accent apart from its letter, which looks the same and is not."""
+    return unicodedata.normalize("NFC", folder.name)
 
 
 def _visible(folder: Path) -> list[Path]:

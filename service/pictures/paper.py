@@ -11,17 +11,14 @@ from dataclasses import replace
 from operator import itemgetter
 
 import numpy as np
-from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import Blots, components, edge, extremes, grown, stroke_width
+from service.pictures.blots import Blots, Places, components, edge, extremes, grown, stroke_width
 from service.pictures.frames import unframed
 from service.pictures.levels import DIAGONAL, OFF, Departure, lightness, median, otsu, quantile
 from service.pictures.lines import unlined
 from service.pictures.rules import unruled
 from service.pictures.surface import NEAR, Real, distance, drawn, fitted, terms
-
-Places = NDArray[np.intp]
 
 MOST = 0.75  # share of the border that a smooth surface must explain
 CLEAN = 0.15  # share of the border: ink that touches it covers less

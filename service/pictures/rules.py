@@ -16,7 +16,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from service.bundle import Array
-from service.pictures.blots import Mask, components, crossings
+from service.pictures.blots import Mask, Places, components, crossings
 from service.pictures.levels import FAINT, OFF, Departure, median, quantile
 
 EDGE = 10  # columns at either side of which one must cross rules; the first may lie along one itself
@@ -34,8 +34,6 @@ HEAVIER = 2  # pixels by which a stroke is wider than the rules of its paper
 STROKES = 3  # edge to edge that a digit may have
 MIDDLE = 0.2  # of the picture to either side of its middle
 BESIDE = 4  # pixels within which a blot hangs on a stroke
-
-Places = NDArray[np.intp]
 
 
 def unruled(departing: Departure) -> Departure:
@@ -216,7 +214,7 @@ def _are_strokes(rules: Sequence[Rule], rest: Mask) -> bool:
 
 
 def _hangs_on(rules: Sequence[Rule], rest: Mask) -> bool:
-    """Whether each blot that is left touches one of them; so it is where none is left."""
+    """Whether each blot that is left touches one of them."""
     near = np.zeros_like(rest)
     for rule in (each for each in rules if len(each.columns)):
         middle = np.interp(np.arange(rest.shape[1]), rule.columns, (rule.top + rule.bottom) / 2)

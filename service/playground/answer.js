@@ -42,8 +42,8 @@ export class AnswerView {
     say(byId("draw-hint"), boxed ? PHOTO : "With mouse, finger or pen. Or drop or paste a picture, light on dark: it is only scaled.");
     say(byId("seen-hint"), boxed ? MADE_ALIKE : "your drawing, scaled");
     byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
-    const presence = model.manifest.thresholds?.presence;
-    byId("lengths").style.setProperty("--presence", presence ?? 2);
+    const { presence } = model.manifest.thresholds;
+    byId("lengths").style.setProperty("--presence", presence);
     const mark = presence ? ` From the mark on, ${presence.toFixed(2)}, it is long enough for that.` : "";
     say(byId("presence"), `A bar is a capsule’s length: how sure the network is that this class is there.${mark}`);
     this.clear();
@@ -105,10 +105,10 @@ export class AnswerView {
     const others = this.#model.classes.filter((label) => !labels.includes(label));
     const next = others.reduce((best, label) => (exact(label) > exact(best) ? label : best), others[0] ?? first);
     if (verdict === "not_a_digit") {
-      const { presence = 0.5, margins } = this.#model.manifest.thresholds ?? {};
+      const { presence, margins } = this.#model.manifest.thresholds;
       let why = `Nearest is ${named(first)}, its capsule ${length(first)} long; but what the network believes is not what it saw.`;
       if (exact(first) < presence) why = `Nearest is ${named(first)}, but its capsule is only ${length(first)} long.`;
-      else if (exact(last) - exact(next) < (margins?.[RARE] ?? 0)) {
+      else if (exact(last) - exact(next) < (margins[RARE] ?? 0)) {
         why = `Nearest is ${named(first)}; but capsule ${last}, ${length(last)} long, is hardly longer than the next, ${next}, ${length(next)}.`;
       }
       return several(this.#model) ? why : `${why} It reads one ${digits(this.#model.classes) ? "digit" : "thing"} at a time.`;

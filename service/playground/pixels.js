@@ -1,4 +1,4 @@
-/** Pictures as levels from 0 to 1, and back onto a canvas in the slate's colours. */
+/** Pictures as a canvas reads them, and back onto one in the slate's colours. */
 
 import { sheetOf } from "./dom.js";
 
@@ -10,16 +10,14 @@ export const SECOND = [92, 188, 255];
 const MISSING = [255, 134, 205]; // in the picture, and not in what is believed of it
 const ADDED = [118, 226, 160];
 
-/** A PNG, as blob or data URI -> { width, height, levels }. */
+/** A PNG, as blob or data URI -> ImageData. */
 export async function read(png) {
   const bitmap = await createImageBitmap(typeof png === "string" ? unpacked(png) : png);
   const { width, height } = bitmap;
   Object.assign(sheet.canvas, { width, height }); // which clears it
   sheet.drawImage(bitmap, 0, 0);
   bitmap.close();
-  const { data } = sheet.getImageData(0, 0, width, height);
-  const levels = Float32Array.from({ length: width * height }, (_, i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765);
-  return { width, height, levels };
+  return sheet.getImageData(0, 0, width, height);
 }
 
 /** A PNG as an <img> that can be shown at once; whoever takes it off the page calls its `forget`. */
@@ -36,18 +34,20 @@ function unpacked(uri) {
   return new Blob([Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0))]);
 }
 
-/** Pictures of one size on top of each other, each in its colour; chalk where there is but one. */
-export function paint(canvas, pictures, colours = [CHALK]) {
-  const { width, height } = pictures[0];
-  mixed(canvas, width, height, (i) => pictures.map((picture, index) => [picture.levels[i], colours[index]]));
+/** One picture as it is, white being chalk; several of one size on top of each other, each in one of `colours` alone. */
+export function paint(canvas, pictures, colours) {
+  const [{ width, height, data }] = pictures;
+  if (!colours) return mixed(canvas, width, height, (i, channel) => [[data[4 * i + channel] / 255, CHALK]]);
+  const grey = ({ data }, i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765;
+  mixed(canvas, width, height, (i) => pictures.map((picture, index) => [grey(picture, i), colours[index]]));
 }
 
-/** What is in the picture and not in what is believed, and the other way round. Both are of one size. */
+/** What is in the picture and not in what is believed, and the other way round; in other colours, both. All are of one size. */
 export function paintDifference(canvas, picture, believed) {
-  mixed(canvas, picture.width, picture.height, (i) => {
-    const left = picture.levels[i] - Math.min(1, believed.reduce((sum, each) => sum + each.levels[i], 0));
-    return [[Math.abs(left), left > 0 ? MISSING : ADDED]];
-  });
+  mixed(canvas, picture.width, picture.height, (i) => [4 * i, 4 * i + 1, 4 * i + 2].map((at) => {
+    const left = picture.data[at] - Math.min(255, believed.reduce((sum, { data }) => sum + data[at], 0));
+    return [Math.abs(left) / 765, left > 0 ? MISSING : ADDED];
+  }));
 }
 
 export function wipe(canvas) {
@@ -60,9 +60,8 @@ function mixed(canvas, width, height, lights) {
   canvas.height = height;
   const image = new ImageData(width, height);
   for (let i = 0; i < width * height; i++) {
-    const light = lights(i);
     for (let channel = 0; channel < 3; channel++) {
-      const added = light.reduce((sum, [level, colour]) => sum + level * (colour[channel] - SLATE[channel]), 0);
+      const added = lights(i, channel).reduce((sum, [level, colour]) => sum + level * (colour[channel] - SLATE[channel]), 0);
       image.data[4 * i + channel] = SLATE[channel] + added; // clamped by the array itself
     }
     image.data[4 * i + 3] = 255;

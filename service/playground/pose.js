@@ -32,7 +32,7 @@ export class PosePanel {
 
   /** What the manifest says each dimension does, where it says so; those that do the same are told apart by their numbers. */
   get names() {
-    const told = (this.#model.manifest.dimensions ?? this.#model.dimensions ?? []).map(({ name }) => name);
+    const told = this.#model.manifest.dimensions.map(({ name }) => name);
     const often = (name) => told.indexOf(name) !== told.lastIndexOf(name);
     return Array.from({ length: this.#model.pose_size }, (_, dim) =>
       told[dim] ? `${told[dim]}${often(told[dim]) ? ` ${dim}` : ""}` : `dimension ${dim}`,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import codecs
 from typing import TypeVar
 
@@ -138,7 +137,7 @@ def _from_base64(text: str, which: str) -> bytes:
             raise MalformedRequest(f"{which} is a data URI of another form than data:image/png;base64,...; send it so")
     try:
         return base64.b64decode(text, validate=True)
-    except (binascii.Error, ValueError):
+    except ValueError:
         told = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
         raise MalformedRequest(f"{which} {told}") from None
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import binascii
 import hmac
 import logging
 import time
@@ -168,5 +167,5 @@ def _key(name: bytes, value: bytes) -> bytes | None:
         return text.strip()
     try:
         return base64.b64decode(text, validate=True).partition(b":")[2]
-    except binascii.Error:
+    except ValueError:
         return None

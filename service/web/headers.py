@@ -38,7 +38,7 @@ def _range(part: str) -> tuple[str, float] | None:
 def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int]:
     """The weight of the closest range that holds the offer, and how close that is: 3 the very type, 2 its kind, 1 anything."""
     closeness = {offer: 3, offer.partition("/")[0] + "/*": 2, "*/*": 1}
-    near, weight = max(((closeness.get(name, 0), weight) for name, weight in ranges), default=(0, 0.0))
+    near, weight = max((closeness.get(name, 0), weight) for name, weight in ranges)
     return (weight, near) if near else (0.0, 0)
 
 

@@ -22,6 +22,7 @@ from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, i
 from tests.service.conftest import drawn, encoded, serving, settings
 
 SOON = 300  # milliseconds
+SLATE, CHALK = (17, 21, 28), (247, 244, 236)  # what is black in a picture, and what is white: pixels.js
 
 
 def test_a_drawn_seven_is_seen_and_explained(with_seven: Page, server: str) -> None:
@@ -344,6 +345,38 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
     before = image(page, "turned")
     page.locator("#objects input").nth(1).check()
     changed(page, "turned", before)
+
+
+def test_pictures_in_colour_are_shown_so(page: Page) -> None:
+    blue, yellow = (encoded(Image.new("RGB", (28, 28), colour)) for colour in ("blue", "yellow"))
+    seen, believed = (f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in (blue, yellow))
+
+    def coloured(route: Route) -> None:
+        answer = route.fetch()
+        told = answer.json()
+        objects = [each | {"reconstruction": believed} for each in told["objects"]]
+        route.fulfill(response=answer, json=told | {"input": seen, "objects": objects})
+
+    page.route("**/predict?*", coloured)
+    page.route("**/reconstruct?*", lambda route: route.fulfill(body=yellow, content_type="image/png"))
+    draw(page, SEVEN)
+    ask_for(page, "7")
+    page.click("#keep-from")
+    page.locator("#dim-0").press("ArrowRight")
+    expect(page.locator("#subject")).to_have_text("This is your 7, moved.")
+    shows(page, [SLATE[0], SLATE[1], CHALK[2]], "seen")
+    shows(page, [CHALK[0], CHALK[1], SLATE[2]], "believed", "turned", "from")
+
+
+def shows(page: Page, colour: list[int], *canvases: str) -> None:
+    """Soon, in the middle of each."""
+    page.wait_for_function(
+        """([canvases, colour]) => canvases.every((id) => {
+            const { data } = document.getElementById(id).getContext("2d").getImageData(14, 14, 1, 1);
+            return `${data.slice(0, 3)}` === `${colour}`;
+        })""",
+        arg=[canvases, colour],
+    )
 
 
 def test_two_digits_beside_each_other_have_a_slate_as_wide_as_the_pictures_learned(open_page: OpenPage) -> None:

@@ -219,6 +219,8 @@ def test_how_many_pictures_a_request_may_hold(small: httpx.Client, seven: bytes)
     assert "1 to 3" in refused(small.post("/predict/batch", files=[("file", seven)] * 4), 400)
     assert "1 to 3 pictures, found 0; send at least one" in refused(small.post("/predict/batch", json={"images": []}), 400)
     assert "/predict/batch" in refused(small.post("/predict", files=[("file", seven)] * 2), 400)
+    assert "more than 1000 parts" in refused(small.post("/predict", files=[("file", b"7")] * 1_001), 400)
+    assert refused(small.post("/predict/batch", json={"images": [7] * 1_001}), 413).startswith("more than 1,000 values in JSON")
 
 
 def test_a_picture_of_several_is_named(small: httpx.Client, seven: bytes) -> None:
@@ -239,6 +241,7 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
     assert told == "a multipart field is called 'model'; call each picture's field file" + OPTIONS
     told = refused(small.post("/predict/batch", json={"images": ["", 7]}), 400)
     assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}' + OPTIONS
+    assert refused(small.post("/predict", json={"image": {}}), 400).startswith("image: expected text, found an object")
     marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # a byte-order mark, as some editors write
     assert small.post("/predict", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
 
@@ -250,6 +253,8 @@ def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
         assert "40x40 pixels" in told
         told = refused(client.post("/predict/batch", files=[("file", b"no picture")] * 1_100), 415)
         assert told.startswith("picture 0: ")
+        told = refused(client.post("/predict/batch", json={"images": [7] * 1_001}), 400)
+        assert told.startswith("there are 1,001 faults in the body")
 
 
 def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:

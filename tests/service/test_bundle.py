@@ -413,6 +413,13 @@ def test_write_needs_every_file(tmp_path: Path) -> None:
         bundle.write(tmp_path, {})
 
 
+def test_a_manifest_that_says_too_little_is_not_written(copy: Path) -> None:
+    before = (copy / MANIFEST).read_bytes()
+    with pytest.raises(BundleError, match="cannot write the manifest: .* validation errors"):
+        bundle.write(copy, {})
+    assert (copy / MANIFEST).read_bytes() == before
+
+
 @pytest.mark.parametrize(("variant", "near", "far"), [("fp32", 1e-3, -1e-2), ("fp32", -1e-3, 1e-2), ("int8", 1e-2, 3e-2)])
 @pytest.mark.parametrize("name", ["lengths", "capsules", "reconstructions"])
 def test_a_replay_looks_at_all_outputs(variant, near: float, far: float, name: str) -> None:

@@ -115,6 +115,7 @@ def test_what_cannot_be_served_is_said_in_a_line(flags: list[str], told: str) ->
         ),
         ([], {"CAPSERVE_TRACES": "collector:4318"}, "CAPSERVE_TRACES: expected a URL"),
         ([], {"CAPSERVE_TRACES": "http://:4318"}, "CAPSERVE_TRACES: expected a URL"),
+        ([], {"CAPSERVE_TRACES": "http://[::1"}, "CAPSERVE_TRACES: expected a URL"),
         (
             [],
             {"CAPSERVE_TRACES": "http://a/b?key=sesame"},

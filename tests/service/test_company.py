@@ -250,3 +250,9 @@ def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
     """A 7 that is cut out closely, its bar apart from its stem; or with what is low and far off, since it may not be whole."""
     for seven in (blots((0, 12, 5, 100), (20, 100, 50, 62)), blots((20, 80, 0, 30), (5, 12, 80, 90))):
         np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
+
+
+def test_of_a_texture_nothing_is_taken_away() -> None:
+    few, many = ([(row, row + 2, left, left + 2) for row in range(1, 16, 3) for left in range(1, 97, step)] for step in (6, 3))
+    np.testing.assert_array_equal(meant(components(blots(DIGIT, *few))) > 0, blots(DIGIT))
+    np.testing.assert_array_equal(meant(components(blots(DIGIT, *many))) > 0, blots(DIGIT, *many))

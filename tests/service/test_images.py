@@ -240,6 +240,15 @@ def test_refuses_a_png_without_its_end(lost: int) -> None:
         images.read(READ["grey png"][:-lost], LIMIT)
 
 
+def test_where_memory_is_short_the_picture_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    def short(picture: Image.Image) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(images.pngfile.PngFile, "load", short)
+    with pytest.raises(TooLarge, match="not the memory"):
+        images.read(READ["grey png"], LIMIT)
+
+
 @pytest.mark.parametrize("kind", READ)
 def test_any_damage_is_our_error_or_a_picture(kind: str) -> None:
     rng = np.random.default_rng(0)

@@ -182,6 +182,9 @@ def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more
     np.testing.assert_allclose(coloured, small.transpose(2, 0, 1) / 255, atol=1e-6)
     wide = prepared(np.full((50, 100), 255, np.uint8), SHAPE)[0]
     np.testing.assert_array_equal(wide, np.repeat([0.0, 1.0, 0.0], [7, 14, 7])[:, None].repeat(28, axis=1))
+    dots = Image.fromarray(generator("dots").integers(0, 256, (1000, 900, 3), dtype=np.uint8))
+    opaque, plain = (images.prepare(each, (3, 28, 28), True, boxed=False) for each in (dots.convert("RGBA"), dots))
+    np.testing.assert_allclose(opaque, plain, atol=0.005)  # as soon made small, while a pixel is a few bytes
 
 
 BLANK = {

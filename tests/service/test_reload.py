@@ -279,6 +279,17 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
     assert keyed.post("/predict", content=seven).status_code == 200
 
 
+def test_where_files_have_run_out_their_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not a folder to be named: that is there."""
+
+    def refused(path: Any) -> object:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
+
+    monkeypatch.setattr(os, "scandir", refused)
+    with pytest.raises(BundleError, match="Too many open files; raise their limit"):
+        catalogue.folders(settings())
+
+
 def test_without_a_key_nobody_reloads_over_http(client: httpx.Client, keyed: httpx.Client) -> None:
     answer = client.post("/models/reload")
     assert answer.status_code == 403

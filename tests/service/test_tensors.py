@@ -85,6 +85,7 @@ def test_raw_bytes_are_little_endian_rows_wherever_they_begin():
         ({"name": "y"}, "expected the inputs x"),
         ({"parameters": {"binary_data_size": 16}}, "Inference-Header-Content-Length"),
         ({"parameters": {"shared_memory_region": "mine"}}, "shared_memory_region"),
+        ({"parameters": dict.fromkeys("abcdefghijklmnopq", 1)}, "expected at most 16 parameters, found 17"),
     ],
 )
 def test_an_input_that_disagrees_with_itself_or_the_model_is_named(changes, says):

@@ -19,6 +19,7 @@ import httpx
 import pytest
 
 from service.engine import CapsNet
+from service.visits import Visit
 from tests.service.conftest import BUNDLES, serving, settings
 from tests.service.launching import appears, started
 from tests.service.processes import process
@@ -92,6 +93,17 @@ def test_what_a_client_did_wrong_is_no_error_of_the_servers(nets: dict[str, Caps
         assert client.get("/reconstruct?dim=99&delta=1").status_code == 422
     (span,) = [span for span in spans_of(bodies) if span.name == "GET /reconstruct"]
     assert span.status.code == 0
+
+
+def test_what_the_server_could_not_do_is_an_error(received: tuple[str, list[bytes]]) -> None:
+    from service.tracing import Tracing  # needs the extra
+
+    endpoint, bodies = received
+    tracing = Tracing(endpoint)
+    tracing.visited("POST", "/predict", [], Visit("1"), 503, 0.1)
+    tracing.close()
+    (span,) = spans_of(bodies)
+    assert span.status.code == 2
 
 
 def test_what_instruments_all_of_a_process_is_told_no_query(

@@ -331,6 +331,8 @@ def test_a_few_dark_pictures_make_no_dark_ones_of_the_others(data: DataSet) -> N
     images = torch.zeros(10, 1, 4, 4, dtype=torch.uint8)
     images[:6] = 140
     assert replace(data, train=Digits(images, torch.arange(10))).dark_on_light
+    in_colour = images.expand(-1, 3, -1, -1)
+    assert not replace(data, train=Digits(in_colour, torch.arange(10))).dark_on_light
 
 
 def test_pictures_in_colour_are_no_ink_in_a_box(boxed: DataSet) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
+import unicodedata
 from collections import Counter
 from pathlib import Path
 
@@ -32,6 +33,16 @@ def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data
         assert sorted(map(key, mine.images, mine.labels)) == sorted(map(key, theirs.images, theirs.labels))
     assert load("folder", pictures).digest == found.digest
     found.split(60)  # all classes are among the last, whatever the files are called
+
+
+def test_an_accent_is_the_same_however_a_system_writes_it(pictures: Path) -> None:
+    """A Mac's archives hold it apart from its letter: to whoever sees such folders they have one name, and to a program two."""
+    first = min((pictures / PARTS[0]).iterdir()).name
+    for part, form in zip(PARTS, ("NFD", "NFC"), strict=True):
+        (pictures / part / first).rename(pictures / part / unicodedata.normalize(form, "étoile"))
+    found = load("folder", pictures)
+    assert found.classes[-1] == unicodedata.normalize("NFC", "étoile")
+    assert len(found.classes) == len(found.train.labels.unique()) == len(found.test.labels.unique())
 
 
 @pytest.mark.parametrize("counts", [[3] * 26, [200, 20], [2, 7, 31]], ids=str)
