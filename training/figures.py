@@ -128,14 +128,16 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
     pose, label = found.poses[chosen], int(found.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))
-    figure = Figure(figsize=(len(DELTAS) * 0.7, 0.7 + len(pose) * 0.7), layout="constrained")
+    height = 0.7 + len(pose) * 0.7
+    figure = Figure(figsize=(len(DELTAS) * 0.7, height))
     cells = figure.subplots(len(pose), len(DELTAS), squeeze=False)
     for index, drawing in enumerate(drawings):
         dim, column = divmod(index, len(DELTAS))
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
         _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
-    figure.suptitle(f"one {classes[label]}, each pose dimension moved", fontsize=10, parse_math=False)
+    above = figure.subplotpars.top + 0.48 / height  # the deltas' own line is between
+    figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=above, fontsize=10, parse_math=False)
     return figure
 
 
