@@ -123,7 +123,8 @@ def _flat(colours: Array, border: Places) -> Array | None:
         for y in (slice(size), slice(-size, None))
         for x in (slice(size), slice(-size, None))
     ]
-    candidates = [_middle(part) for part in (*corners, rim)]
+    # Of a clean sheet all are one, which need be looked at once.
+    candidates = [np.array(colour) for colour in dict.fromkeys(tuple(_middle(part)) for part in (*corners, rim))]
     every = np.concatenate(corners)
 
     def share(paper: Array) -> float:
