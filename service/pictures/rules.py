@@ -27,6 +27,7 @@ FANNED = 4  # pixels of rise by which rules of one sheet may differ, in perspect
 BLOCK = 8  # columns that are counted together
 WIDEST = 1 / 30  # of the picture's longer side
 STRAIGHT = 2  # pixels that a rule may lie beside its line
+NEAREST = np.array(sorted(range(-STRAIGHT, STRAIGHT + 1), key=lambda step: (abs(step), -step)))  # and which of them counts first
 DARKER = 2.2  # times as dark as rules is ink that lies along one; where two fine ones cross they are nearly twice as dark
 OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or it is a heavier one
 ENDS = 4  # columns at either side within which a heavier rule ends
@@ -108,13 +109,11 @@ class Rule(NamedTuple):
     @staticmethod
     def along(path: Places, line: Array, runs: Runs) -> Rule | None:
         """None where nothing does, or what does is wider than rules are."""
-        columns, height = np.arange(len(path)), len(line)
-        at = np.full(len(path), -1)
-        for step in sorted(range(-STRAIGHT, STRAIGHT + 1), key=abs, reverse=True):  # the nearest counts
-            beside = np.clip(path + step, 0, height - 1)
-            at = np.where(runs.mask[beside, columns] & (beside == path + step), beside, at)
-        columns = np.flatnonzero(at >= 0)
-        rows = at[columns]
+        beside = path + NEAREST[:, None]  # (steps, w)
+        inside = np.clip(beside, 0, len(line) - 1)
+        marked = runs.mask[inside, np.arange(len(path))] & (inside == beside)
+        columns = np.flatnonzero(marked.any(axis=0))
+        rows = beside[marked.argmax(axis=0)[columns], columns]
         found = Rule(columns, runs.first[rows, columns], runs.last[rows, columns], line[rows, columns])
         return found if len(columns) and median(found.wide) <= max(2, WIDEST * max(line.shape)) else None
 
