@@ -38,9 +38,10 @@ THINNEST, THICKEST = 2.0, {1: 2.8, 2: 4.2}
 def pixels(picture: Image.Image, channels: int = 1) -> Array:
     """(C, H, W) in [0, 1] with nothing changed but the number format; what is transparent is black."""
     if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion clips at 255 in place of scaling
-        levels = np.asarray(picture, dtype=np.float32)
-        grey = np.where(levels == picture.info.get("transparency", -1), 0, levels)[None] / 65535
-        return np.asarray(np.repeat(np.clip(grey, 0.0, 1.0), channels, axis=0), dtype=np.float32)
+        levels = np.array(picture, dtype=np.float32)
+        levels[levels == picture.info.get("transparency", -1)] = 0
+        levels /= 65535
+        return np.repeat(np.clip(levels, 0.0, 1.0, out=levels)[None], channels, axis=0)
     if picture.mode not in ("1", "L", "RGB") or "transparency" in picture.info:
         picture = picture.convert("RGBA")
         picture = Image.alpha_composite(Image.new("RGBA", picture.size, "black"), picture)
