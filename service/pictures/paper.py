@@ -170,7 +170,7 @@ def _towards_ink(rest: Array) -> Array:
     if rest.shape[2] > 1:
         _, directions = np.linalg.eigh((flat.T @ flat).astype(np.float64))
         line = flat @ directions[:, -1].astype(np.float32)
-    towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line).ravel().dot(line.ravel()) > 0 else -1)
+    towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line * line).sum() > 0 else -1)
     return towards
 
 
