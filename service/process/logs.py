@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import multiprocessing
+import os
+import sys
 from datetime import UTC, datetime
 from typing import Literal
 
@@ -40,8 +42,27 @@ class Json(logging.Formatter):
 FORMATS = {"console": Console, "json": Json}
 
 
+class Stderr(logging.Handler):
+    """A record is written at once or not at all. What a full disk, or a reader that has gone, did not take would stay in Python's
+    buffer, which is to be empty before a worker is started, and before a process ends well."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._file = sys.__stderr__.fileno() if sys.__stderr__ else None  # closed, its number may be a client's by now
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            rest = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            while rest and self._file is not None:
+                rest = rest[os.write(self._file, rest) :]
+        except OSError:
+            pass  # there is nowhere to tell it
+        except Exception:
+            self.handleError(record)
+
+
 def configure(form: Literal["console", "json"], level: str) -> None:
-    handler = logging.StreamHandler()
+    handler = Stderr()
     handler.setFormatter(FORMATS[form]())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
     logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines hold what is in a picture's headers

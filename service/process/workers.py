@@ -46,6 +46,8 @@ Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place fro
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
+    settings = settings.model_copy(update={"models": settings.models.absolute()})
+    os.chdir("/")  # processes are started in the folder that we are in, and that of one release may be taken away
     with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         address = listening.numbers(reserved.getsockname())
         with listening.claim(*address) as claim:

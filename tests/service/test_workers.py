@@ -26,9 +26,11 @@ import pytest
 from service.errors import StartError
 from service.process import tallies, workers
 from service.process.workers import CANNOT_START, _Supervisor, _Worker
-from tests.service.conftest import BUNDLES, drawn, encoded, reaching, settings
+from tests.service.conftest import BUNDLES, drawn, encoded, reaching, settings, wait_until_ready
 from tests.service.launching import CAPSERVE, appears, launched, started, workers_of
+from tests.service.processes import ROOT, free_port
 from tests.service.test_metrics import samples
+from tests.waiting import until
 
 
 def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None:
@@ -135,6 +137,36 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     assert "Traceback" not in log.read_text()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
+def test_a_worker_is_replaced_though_the_log_cannot_be_written_and_the_folder_of_the_start_is_gone(tmp_path: Path) -> None:
+    """As at the end of a disk, or of a reader; and where a release's folder was cleaned up."""
+    (release := tmp_path / "release").mkdir()
+    (release / "models").symlink_to(BUNDLES)
+    port = free_port()
+    command = [*CAPSERVE, "serve", "--port", str(port), "--workers", "2", "--linger", "0", "--models", "models"]
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONUNBUFFERED", "CAPSERVE_MODELS")}
+    environment["PYTHONPATH"] = str(ROOT)
+    with open("/dev/full", "wb") as full, subprocess.Popen(command, cwd=release, stderr=full, env=environment) as process:
+        try:
+            with reaching(f"http://127.0.0.1:{port}") as client:
+                wait_until_ready(client, 40)
+            until(lambda: len(workers_of(process)) == 2)
+            release.rename(tmp_path / "old")
+            (tmp_path / "old" / "models").unlink()
+            (tmp_path / "old").rmdir()
+            release.mkdir()  # another, at the same place
+            (release / "models").symlink_to(BUNDLES)
+            killed = workers_of(process)[0]
+            os.kill(killed, signal.SIGKILL)
+            until(lambda: len(workers := workers_of(process)) == 2 and killed not in workers, 30)
+            with reaching(f"http://127.0.0.1:{port}") as client:
+                until(lambda: samples(client)["capserve_workers",] == 2, 30)
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(15) == 0
+        finally:
+            process.kill()
 
 
 SOON_KILLED = """
