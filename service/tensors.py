@@ -1,7 +1,7 @@
 """Tensors as the Open Inference Protocol (V2) writes them: JSON and the binary tensor extension <-> arrays.
 
 Pure: knows no HTTP, no model and no tensor's name; what a model takes and gives comes in as `Port`s. A body is JSON, then the
-raw tensors in the JSON's order, little-endian and row-major, with nothing between them.
+raw tensors in the JSON's order, little-endian and row-major, with nothing between them; or the bytes of the one input alone.
 """
 
 from __future__ import annotations

@@ -54,6 +54,8 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
 
 def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Array:
     """(C, H, W) in [0, 1]: the whole picture, its proportions kept, black beside it; for sets of something else than ink."""
+    if picture.mode == "1":
+        picture = picture.convert("L")
     if picture.mode in ("L", "LA", "RGB", "RGBA"):  # a photo's pixels are many before they are floats
         picture = picture.reduce(max(1, int(max(picture.height / height, picture.width / width) / 4)))
     scale = min(height / picture.height, width / picture.width)

@@ -43,18 +43,20 @@ FORMATS = {"console": Console, "json": Json}
 
 
 class Stderr(logging.Handler):
-    """A record is written at once or not at all. What a full disk, or a reader that has gone, did not take would stay in Python's
-    buffer, which is to be empty before a worker is started, and before a process ends well."""
+    """What a full disk, or a reader that has gone, does not take is lost: it would stay in Python's buffer, which is to be empty
+    before a worker is started, and before a process ends well."""
 
     def __init__(self) -> None:
         super().__init__()
         self._file = sys.__stderr__.fileno() if sys.__stderr__ else None  # closed, its number may be a client's by now
+        self._torn = False  # the last record was written in part
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            rest = f"{self.format(record)}\n".encode(errors="backslashreplace")
+            rest = b"\n" * self._torn + f"{self.format(record)}\n".encode(errors="backslashreplace")
             while rest and self._file is not None:
                 rest = rest[os.write(self._file, rest) :]
+                self._torn = bool(rest)
         except OSError:
             pass  # there is nowhere to tell it
         except Exception:

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from multiprocessing import resource_tracker
 from multiprocessing.connection import wait
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 
 from prometheus_client.multiprocess import mark_process_dead
 
@@ -46,9 +47,9 @@ Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place fro
 
 def run(settings: Settings, work: Work) -> int:
     """Runs `work` in each process until a signal; gives the exit status."""
-    settings = settings.model_copy(update={"models": settings.models.absolute()})
-    os.chdir("/")  # processes are started in the folder that we are in, and that of one release may be taken away
+    settings = settings.model_copy(update={"models": Path(os.path.abspath(settings.models))})
     with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
+        os.chdir("/")  # processes are started in the folder that we are in, and that of one release may be taken away
         address = listening.numbers(reserved.getsockname())
         with listening.claim(*address) as claim:
             logger.info("%d workers on %s", settings.workers, listening.url(address))

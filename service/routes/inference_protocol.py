@@ -43,6 +43,7 @@ _JSON = {"application/json": {"schema": {"$ref": "#/components/schemas/Inference
 _BODY = {"required": True, "content": _JSON | _BINARY}
 _SIZE = {"schema": {"type": "integer"}, "description": "bytes of it that are JSON; those of tensors with binary_data_size follow"}
 _TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE}
+_TAKES_SIZE["description"] = f"{_SIZE['description']}; 0 where the body is the bytes of pictures alone"
 
 LIVE, READY = "/health/live", "/health/ready"
 

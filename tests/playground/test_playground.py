@@ -365,6 +365,7 @@ def test_pictures_in_colour_are_shown_so(page: Page) -> None:
     page.locator("#dim-0").press("ArrowRight")
     expect(page.locator("#subject")).to_have_text("This is your 7, moved.")
     shows(page, [SLATE[0], SLATE[1], CHALK[2]], "seen")
+    shows(page, [164, 195, 175], "difference")  # of three channels one is missing and two are added, a third of each colour
     shows(page, [CHALK[0], CHALK[1], SLATE[2]], "believed", "turned", "from")
 
 

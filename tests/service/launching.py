@@ -60,4 +60,11 @@ def appears(log: Path, words: str, times: int = 1, seconds: float = 20, pause: f
 
 def workers_of(process: subprocess.Popen[bytes]) -> list[int]:
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    return [int(child) for child in children if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()]
+    return [int(child) for child in children if b"spawn_main" in _command(child)]
+
+
+def _command(child: str) -> bytes:
+    try:
+        return Path(f"/proc/{child}/cmdline").read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""

@@ -185,6 +185,8 @@ def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more
     dots = Image.fromarray(generator("dots").integers(0, 256, (1000, 900, 3), dtype=np.uint8))
     opaque, plain = (images.prepare(each, (3, 28, 28), True, boxed=False) for each in (dots.convert("RGBA"), dots))
     np.testing.assert_allclose(opaque, plain, atol=0.005)  # as soon made small, while a pixel is a few bytes
+    black, grey = (images.prepare(each, SHAPE, True, boxed=False) for each in (dots.convert("1"), dots.convert("1").convert("L")))
+    np.testing.assert_array_equal(black, grey)
 
 
 BLANK = {

@@ -152,7 +152,7 @@ def test_a_worker_is_replaced_though_the_log_cannot_be_written_and_the_folder_of
         try:
             with reaching(f"http://127.0.0.1:{port}") as client:
                 wait_until_ready(client, 40)
-            until(lambda: len(workers_of(process)) == 2)
+                until(lambda: samples(client)["capserve_workers",] == 2, 40)
             release.rename(tmp_path / "old")
             (tmp_path / "old" / "models").unlink()
             (tmp_path / "old").rmdir()
