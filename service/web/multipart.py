@@ -19,7 +19,7 @@ BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.I
 
 def looks_so(body: bytes) -> bool:
     """Whatever its Content-Type says."""
-    return body.startswith(b"--") and b"form-data" in body[:LONG_HEAD].lower()
+    return body.startswith(b"--") and b"content-disposition:" in body[:LONG_HEAD].lower()
 
 
 class Part(NamedTuple):

@@ -179,8 +179,9 @@ SENT = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc\r\n--x--\
         ("image/png", SENT, "the body is multipart/form-data and Content-Type says image/png"),
         ("application/json", SENT, "says application/json"),
         ("", SENT, "says nothing"),
+        ("image/png; boundary=x", SENT.replace(b"form-data", b"attachment"), "says image/png"),  # as curl calls it then
     ],
-    ids=["another boundary", "nothing", "a picture", "JSON", "no type"],
+    ids=["another boundary", "nothing", "a picture", "JSON", "no type", "curl's"],
 )
 def test_a_content_type_that_is_not_the_bodys_is_what_is_wrong(small: httpx.Client, kind: str, content: bytes, says: str) -> None:
     """As it is where somebody copied the header from a browser, or wrote one of their own over their client's."""
