@@ -27,9 +27,7 @@ STEADY = 0.6  # a dimension is named where its mean effect is this share of its 
 CLEAR = 0.9  # and where no other measure moves by more than this share of it
 NOTICEABLE = 1.5  # and where the whole reach changes a drawing by this many standard deviations of the measure
 RIDGE = 1e-3
-UNSEEN = (
-    0.005  # deviations of a measure, in pixels or shares of them, that nobody sees: of shipped networks all are three times that
-)
+UNSEEN = 0.005  # deviation of a measure, in pixels or shares of them, that nobody sees: of shipped networks all are larger
 
 
 @dataclass(frozen=True)

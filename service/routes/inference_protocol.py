@@ -42,8 +42,8 @@ _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "
 _JSON = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}}}  # openapi.py puts it there
 _BODY = {"required": True, "content": _JSON | _BINARY}
 _SIZE = {"schema": {"type": "integer"}, "description": "bytes of it that are JSON; those of tensors with binary_data_size follow"}
-_TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE}
-_TAKES_SIZE["description"] = f"{_SIZE['description']}; 0 where the body is the bytes of pictures alone"
+_OR_NONE = {"description": f"{_SIZE['description']}; 0 where the body is the bytes of pictures alone"}
+_TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE, **_OR_NONE}
 
 LIVE, READY = "/health/live", "/health/ready"
 
