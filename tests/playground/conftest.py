@@ -8,7 +8,7 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Browser, Page, Request, sync_playwright
+from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 
 from service import catalogue
 from service.engine import CapsNet
@@ -91,7 +91,7 @@ def open_page(browser: Browser, server: str) -> Iterator[OpenPage]:
         page.on("console", lambda said: said.type == "error" and "Failed to load" not in said.text and faults.append(said.text))
         page.goto(at + path)
         if wait:
-            page.wait_for_selector("#examples button")
+            expect(page.locator("#examples button").first).to_be_visible()
         return page
 
     yield opened

@@ -31,7 +31,7 @@ THREE_AND_SEVEN: list[Stroke] = [
 ]
 
 
-def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True, steps: int = 4) -> None:
+def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True) -> None:
     page.locator("#slate").scroll_into_view_if_needed()
     box = page.locator("#drawing").bounding_box()
     assert box is not None
@@ -40,7 +40,7 @@ def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True, steps: int = 
         page.mouse.move(*points[0])
         page.mouse.down()
         for point in points[1:]:
-            page.mouse.move(*point, steps=steps)
+            page.mouse.move(*point)
         if lift:
             page.mouse.up()
 

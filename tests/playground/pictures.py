@@ -22,11 +22,11 @@ LOOKS: dict[str, dict[str, object]] = {
 
 def play(page: Page) -> None:
     page.wait_for_selector("#examples button")
-    draw(page, WRITTEN_SEVEN, steps=1)
+    draw(page, WRITTEN_SEVEN)
     ask_for(page, "7")
     page.click("#keep-from")
     page.click("#clear")
-    draw(page, WRITTEN_THREE, steps=1)
+    draw(page, WRITTEN_THREE)
     ask_for(page, "3")
     page.click("#keep-to")
     expect(page.locator("#strip img")).to_be_visible()
@@ -39,7 +39,7 @@ def play(page: Page) -> None:
 
 def draw_two(page: Page) -> None:
     page.wait_for_selector("#examples button")
-    draw(page, THREE_AND_SEVEN, steps=1)
+    draw(page, THREE_AND_SEVEN)
     ask_for(page, "one over the other")
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)

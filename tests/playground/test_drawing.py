@@ -75,12 +75,12 @@ def test_undo_and_clear(with_seven: Page) -> None:
 
 
 def test_undo_holds_a_few_pictures_and_no_more(page: Page, tmp_path: Path) -> None:
-    for number in range(8):
+    for number in range(6):
         photo = tmp_path / f"{number}.png"
         photo.write_bytes(encoded(drawn("7")))
         page.set_input_files("#file", photo)
         on_the_slate(page, f"the picture {number}.png")
-        draw(page, ONE, steps=1)
+        draw(page, ONE)
     undone = 0
     while page.locator("#undo").is_enabled():
         page.click("#undo")
