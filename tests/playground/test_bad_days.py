@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
-import pytest
 from playwright.sync_api import Page, Route, expect
 
 from service.engine import CapsNet
@@ -71,15 +72,21 @@ def test_a_model_that_was_replaced_is_taken_up_when_its_old_poses_are_refused(wi
     assert said(page, ".slider:has(#dim-0) .figure") == "0.00"
 
 
-@pytest.mark.parametrize("answer", [{"status": 502}, {"body": "<html>Who are you?", "content_type": "text/html"}, None])
-def test_answers_that_are_not_the_services_are_none(page: Page, answer: dict[str, object] | None) -> None:
+def test_answers_that_are_not_the_services_are_none(page: Page) -> None:
     """A proxy without the service behind it, a network that wants a password first, a connection that breaks."""
-    page.route("**/predict?*", lambda route: route.fulfill(**answer) if answer else route.abort(), times=1)  # type: ignore[arg-type]
-    draw(page, ONE)
-    expect(page.locator("#unreachable")).to_contain_text("does not answer")
-    ask_for(page, "1")
-    expect(page.locator("#unreachable")).to_be_hidden()
-    assert page.locator("#refused").is_hidden()
+    answers: list[Callable[[Route], None]] = [
+        lambda route: route.fulfill(status=502),
+        lambda route: route.fulfill(body="<html>Who are you?", content_type="text/html"),
+        lambda route: route.abort(),
+    ]
+    for answer in answers:
+        page.route("**/predict?*", answer, times=1)
+        draw(page, ONE)
+        expect(page.locator("#unreachable")).to_contain_text("does not answer")
+        ask_for(page, "1")
+        expect(page.locator("#unreachable")).to_be_hidden()
+        assert page.locator("#refused").is_hidden()
+        page.click("#clear")
 
 
 def test_silence_is_not_waited_for_without_end(open_page: OpenPage, server: str) -> None:
@@ -213,23 +220,18 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 3")
 
 
-@pytest.mark.parametrize("status", [503, 429])  # of the service, and of a proxy that counts
-def test_a_busy_service_is_asked_again(page: Page, status: int) -> None:
-    asked = 0
-
-    def busy_once(route: Route) -> None:
-        nonlocal asked
-        asked += 1
-        if asked > 1:
-            return route.continue_()
+def test_a_busy_service_is_asked_again(page: Page) -> None:
+    def busy(status: int, route: Route) -> None:
         problem = {"status": status, "title": "busy", "detail": "512 images wait already"}
         route.fulfill(status=status, headers={"Retry-After": "1"}, json=problem)
 
-    page.route("**/predict?*", busy_once)
-    draw(page, SEVEN)
-    expect(page.locator("#unreachable")).to_contain_text("busy: 512 images wait already")
-    ask_for(page, "7")
-    expect(page.locator("#unreachable")).to_be_hidden()
+    for status in (503, 429):  # of the service, and of a proxy that counts
+        page.route("**/predict?*", partial(busy, status), times=1)
+        draw(page, SEVEN)
+        expect(page.locator("#unreachable")).to_contain_text("busy: 512 images wait already")
+        ask_for(page, "7")
+        expect(page.locator("#unreachable")).to_be_hidden()
+        page.click("#clear")
 
 
 def test_who_wants_no_answer_any_more_waits_for_none(page: Page) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 
-import pytest
 from playwright.sync_api import Page, expect
 
 from service.engine import CapsNet
@@ -137,24 +136,24 @@ def test_who_scrolls_past_a_slider_has_not_moved_it(open_page: OpenPage) -> None
     assert said(page, "#subject").endswith("moved.")
 
 
-@pytest.mark.parametrize("size", [(390, 844), (320, 568), (844, 390), (667, 375)])
-def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPage, size: tuple[int, int]) -> None:
-    width, height = size
-    page = open_page(**{**PHONE, "viewport": {"width": width, "height": height}})
+def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPage) -> None:
+    page = open_page(**PHONE)
     page.evaluate("() => document.querySelector('#model').append(new Option('a-network-with-a-name-that-no-telephone-can-show'))")
-    switch = page.locator("label:has(#model)").bounding_box()
-    assert switch is not None
-    assert 0 <= switch["x"] <= switch["x"] + switch["width"] <= width
     draw(page, SEVEN)
     ask_for(page, "7")
     drawing = _levels(page)
     assert 10 < sum(drawing) < 300
-    slate = page.locator("#slate").bounding_box()
-    assert slate is not None
-    assert slate["height"] < height - 80
-    page.set_viewport_size({"width": height, "height": width})  # and a turned phone keeps what is drawn
-    page.wait_for_function("() => [document.querySelector('#drawing')].every((slate) => slate.width === 2 * slate.clientWidth)")
-    assert sum(abs(before - after) for before, after in zip(drawing, _levels(page), strict=True)) < 10
+    for width, height in ((390, 844), (320, 568), (844, 390), (667, 375)):
+        page.set_viewport_size({"width": width, "height": height})
+        switch, slate = (page.locator(each).bounding_box() for each in ("label:has(#model)", "#slate"))
+        assert switch is not None
+        assert 0 <= switch["x"] <= switch["x"] + switch["width"] <= width
+        assert slate is not None
+        assert slate["height"] < height - 80
+        page.wait_for_function(
+            "() => [document.querySelector('#drawing')].every(({ width, clientWidth }) => width === 2 * clientWidth)"
+        )
+        assert sum(abs(before - after) for before, after in zip(drawing, _levels(page), strict=True)) < 10  # as it is turned, too
 
 
 def _levels(page: Page) -> list[float]:
