@@ -23,7 +23,7 @@ TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
 test: .venv/dev          ## the service's tests, warnings as errors: three at a time, the page's by two, then those that must be alone
 	$(TOGETHER) --ignore tests/playground --ignore tests/training -m "not alone"
 	$(BIN)/pytest tests/playground --numprocesses 2 --dist worksteal
-	$(BIN)/pytest tests/service -m alone
+	$(BIN)/pytest $$(grep -l 'mark\.alone' tests/service/*.py) -m alone
 
 test-training: .venv/all ## training's tests, and those of the shipped weights
 	$(TOGETHER) tests/training
