@@ -107,14 +107,14 @@ def test_twice_the_capacity(narrow: Bottleneck):
         assert median(answer.seconds for answer in refused) < narrow.soon
         assert median(answer.seconds for answer in served) < narrow.longest + 0.3  # which is room for a busy machine
         assert len(served) > 0.6 * narrow.capacity * OVERLOAD
-        assert late - early < 16
+        assert late - early < 4  # a hundred pictures would be 16
         assert server.metric(f'capserve_rejections_total{{reason="{narrow.reason}"') == len(refused)
         assert asyncio.run(ask(server, narrow.raw)).status == 200  # and it is over as soon as it is over
 
 
 def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
     """Thousands of refusals a second leave the threads that decode few turns of the interpreter; from faster clients, none."""
-    raw, seconds, crowd = request("/predict", LARGE), 2.0, 400
+    raw, seconds, crowd = request("/predict", LARGE), 4.0, 400
 
     async def answers(server: Process, clients: int) -> Counter[int]:
         found: Counter[int] = Counter()
