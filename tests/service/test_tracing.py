@@ -21,7 +21,7 @@ import pytest
 from service.engine import CapsNet
 from service.visits import Visit
 from tests.service.conftest import BUNDLES, serving, settings
-from tests.service.launching import appears, started
+from tests.service.launching import appears, run, started
 from tests.service.processes import process
 
 collector = pytest.importorskip(
@@ -123,34 +123,30 @@ def test_what_instruments_all_of_a_process_is_told_no_query(
     assert not [span.name for span in exporter.get_finished_spans() if token in str(span.attributes)]
 
 
-def test_what_a_clients_headers_hold_is_in_no_log(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
+def test_a_line_in_the_log_names_its_trace_and_no_other_header(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
     """Where OpenTelemetry does not understand them it would quote them in a warning."""
     endpoint, _ = received
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "x=\x85sesame"}
     log = tmp_path / "log"
-    with started(log, CAPSERVE_TRACES=endpoint) as (_, url):
-        assert httpx.get(f"{url}/healthz", headers={key: value.encode("latin-1") for key, value in headers.items()}).is_success
-    assert "sesame" not in log.read_text()
-
-
-def test_a_line_in_the_log_names_its_trace(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
-    endpoint, _ = received
-    log = tmp_path / "log"
     with started(log, CAPSERVE_TRACES=endpoint, CAPSERVE_LOG_FORMAT="json") as (_, url):
-        assert httpx.get(f"{url}/nowhere", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"}).status_code == 404
+        answer = httpx.get(f"{url}/nowhere", headers={key: value.encode("latin-1") for key, value in headers.items()})
+        assert answer.status_code == 404
         appears(log, '"status": 404')
     (told,) = [line for line in map(json.loads, log.read_text().splitlines()) if line.get("status") == 404]
     assert told["trace_id"] == TRACE
+    assert "sesame" not in log.read_text()
 
 
-@pytest.mark.parametrize("name", ["OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS"])
 @pytest.mark.parametrize(
-    ("verb", "typed"), [("serve", "api-key: sesame"), ("serve", "api-key=x,sesame"), ("check", "api key=sesame")]
+    ("verb", "name", "typed"),
+    [
+        ("serve", "OTEL_EXPORTER_OTLP_HEADERS", "api-key: sesame"),
+        ("serve", "OTEL_EXPORTER_OTLP_TRACES_HEADERS", "api-key=x,sesame"),
+        ("check", "OTEL_EXPORTER_OTLP_HEADERS", "api key=sesame"),
+    ],
 )
-def test_a_collectors_key_that_cannot_be_read_is_told_and_in_no_log(name: str, verb: str, typed: str) -> None:
-    endpoint = "http://127.0.0.1:4318/v1/traces"
-    environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": endpoint, name: typed}
-    ended = subprocess.run([sys.executable, "-m", "service", verb], capture_output=True, text=True, timeout=60, env=environment)
+def test_a_collectors_key_that_cannot_be_read_is_told_and_in_no_log(verb: str, name: str, typed: str) -> None:
+    ended = run(verb, CAPSERVE_TRACES="http://127.0.0.1:4318/v1/traces", **{name: typed})
     assert ended.returncode == 2
     assert f"{name}: expected NAME=VALUE, or several with commas between" in ended.stderr
     assert "sesame" not in ended.stderr
@@ -171,10 +167,9 @@ def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven:
             assert time.monotonic() - began < 5
 
 
-@pytest.mark.parametrize("verb", ["serve", "check"])
-def test_without_the_extra_it_says_what_to_install(verb: str) -> None:
+def test_without_the_extra_it_says_what_to_install() -> None:
     blocked = "import sys; sys.modules['opentelemetry.exporter'] = None"  # the api alone comes with FastAPI
-    code = f"{blocked}; from service.__main__ import main; sys.exit(main(['{verb}']))"
+    code = f"{blocked}; from service.__main__ import main; sys.exit(main(['serve', '--port', '0']))"
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": "http://127.0.0.1:4318/v1/traces"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)
     assert ended.returncode == 2
