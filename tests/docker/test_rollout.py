@@ -29,7 +29,7 @@ class Engine:
         self.health = "healthy"
         self.patience = 0.0  # seconds that a replica takes to stop
         docker = folder / "docker"
-        docker.write_text(f'#!/bin/sh\nexec {sys.executable} {engine.__file__} "$@"\n')
+        docker.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {engine.__file__} "$@"\n')  # twenty starts a test
         docker.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ENGINE": str(self.file), "ROLLOUT_WAIT": "1"}
         self.environment["TMPDIR"] = str(folder)
@@ -148,8 +148,8 @@ def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
     assert host.running == OLD | {"check"}
 
 
-@pytest.mark.parametrize(("before", "after"), [("secret", "another"), ("secret", ""), (None, "secret")])
-def test_a_key_may_be_changed_given_up_or_introduced(host: Engine, before: str | None, after: str) -> None:
+@pytest.mark.parametrize(("before", "after"), [("secret", ""), (None, "secret")])
+def test_a_key_may_be_given_up_or_introduced(host: Engine, before: str | None, after: str) -> None:
     host.key = after
     host.begin(key=before)
     status, told = ended(host.rollout(ROLLOUT_WAIT="60"))
