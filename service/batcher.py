@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from queue import Empty, SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
@@ -25,7 +26,7 @@ from numpy.typing import NDArray
 
 from service.errors import Broken, Busy, TooLarge, TooLate, TurnedAway
 from service.pace import Pace
-from service.visits import Stages, added
+from service.visits import Stages
 
 Array = NDArray[Any]
 Arrays = tuple[Array, ...]
@@ -137,7 +138,7 @@ class Batcher:
                 parts.pop().cancel()
 
     def admit(self, images: int = 1) -> None:
-        """Raises Busy where they would wait too long, or submit would, so that a full house need not decode a picture first."""
+        """Raises Busy where so many images more would wait too long or find no room. Asked before pictures are decoded."""
         self._expect_room(images)
         # A batch that is not full takes as long at most: the wait is never held for longer than it is.
         if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
@@ -189,9 +190,9 @@ class Batcher:
         return True
 
     def drop_overdue(self, looks: int) -> bool:
-        """Answers those whose time passed while all runners were at work, since a runner that hangs looks at nobody. After so
-        many looks also those who wait for what it hangs in; True while there is such a one. Seconds would also pass while all of
-        us stand still, as in a container that is paused."""
+        """Refuses requests whose deadline passed while all runners were at work: one that hangs would never look at them. A batch
+        that has been seen at work more than `looks` times hangs: its requests are refused too, and True is returned. Looks are
+        counted, since seconds also pass while a whole container is paused."""
         if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
             try:
                 self._dismiss(self._in_vain())
@@ -339,7 +340,9 @@ def _stacked(requests: list[_Request]) -> Arrays:
 def _joined(parts: Sequence[Answer]) -> Answer:
     """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
     outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
-    ran = added(part.stages for part in parts)
+    ran: Stages = {}
+    for stage, seconds in chain.from_iterable(part.stages.items() for part in parts):
+        ran[stage] = ran.get(stage, 0.0) + seconds
     del ran["queue"]
     queue = parts[0].stages["queue"]
     passed = max(sum(part.stages.values()) for part in parts) - queue

@@ -1,4 +1,4 @@
-"""Whether small pictures may be decoded on the event loop: not for a while after one that took long, as what is made to does."""
+"""Whether small pictures may be decoded on the event loop: not for a while after one that took long, as some are made to do."""
 
 from __future__ import annotations
 

@@ -6,9 +6,8 @@ import argparse
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
-from functools import partial
 from importlib.metadata import version
 from typing import Any
 
@@ -82,39 +81,24 @@ def _tell(sentence: str, as_json: bool) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="capserve", description="Capsule Networks as a service.", allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"capserve {version('capserve')}")
-    verb = partial(parser.add_subparsers(required=True, metavar="serve | check | predict").add_parser, allow_abbrev=False)
-    serve = verb("serve", parents=[_flags(SERVE)], usage=f"%(prog)s {FLAGS}", help="answer over HTTP")
-    serve.set_defaults(command=commands.serve, parser=serve)
-    check = verb(
-        "check", parents=[_flags(CHECK)], usage=f"%(prog)s {FLAGS}", help="load and replay all bundles, and say what runs them"
-    )
-    check.set_defaults(command=commands.check, parser=check)
-    predict = verb(
-        "predict",
-        parents=[_flags(PREDICT)],
-        usage=f"%(prog)s {FLAGS} FILE ...",
-        help="answer for picture files, without a server",
-    )
+    verbs = parser.add_subparsers(required=True, metavar="serve | check | predict")
+
+    def verb(name: str, command: Callable[..., int], settings: Sequence[str], does: str, more: str = "") -> Any:
+        usage = f"%(prog)s {FLAGS}{more}"
+        made = verbs.add_parser(name, parents=[_flags(settings)], usage=usage, help=does, allow_abbrev=False)
+        made.set_defaults(command=command, parser=made)
+        return made
+
+    verb("serve", commands.serve, SERVE, "answer over HTTP")
+    verb("check", commands.check, CHECK, "load and replay all bundles, and say what runs them")
+    predict = verb("predict", commands.predict, PREDICT, "answer for picture files, without a server", " FILE ...")
     predict.add_argument("files", nargs="+", metavar="FILE", help="a picture; - is standard input")
-    predict.add_argument(
-        "--normalise",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="make pictures look like the training set (default: they do)",
-    )
-    predict.add_argument(
-        "--reconstruct",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="put drawings into the answer (default: it has none)",
-    )
-    predict.add_argument(
-        "--input",
-        action=argparse.BooleanOptionalAction,
-        default=False,
-        help="put what the network was shown into the answer (default: it is not)",
-    )
-    predict.set_defaults(command=commands.predict, parser=predict)
+    for name, default, does in (
+        ("normalise", True, "make pictures look like the training set (default: they do)"),
+        ("reconstruct", False, "put drawings into the answer (default: it has none)"),
+        ("input", False, "put what the network was shown into the answer (default: it is not)"),
+    ):
+        predict.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default, help=does)
     return parser
 
 

@@ -121,7 +121,7 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
         try:
             image = images.decoded(_content(file, settings.max_body), settings.max_pixels, net.manifest, normalise)
             perception = net.perceive(image[None], np.array([True]))
-            expect_numbers(net.manifest.name, "picture", perception.lengths, perception.drawings)
+            expect_numbers(net.manifest.name, "picture", perception.lengths, perception.capsules, perception.drawings)
         except (OSError, ServiceError) as error:
             what = error.strerror if isinstance(error, OSError) else error
             print(f"capserve: {file}: {what}", file=sys.stderr)
@@ -181,8 +181,8 @@ def _ended(run: Callable[[], int]) -> int:
 
 
 def _begin(settings: Settings, at_once: bool) -> None:
-    """Told to stop before there was anything to finish, a process stops at once, with no exception, of which a library that is
-    being imported would make a fault; told to reload, it does so when it serves. The server has its own handlers."""
+    """Until the server sets its own handlers: a process that is told to stop ends `at_once` and without an exception, which a
+    library that is being imported might catch; told to reload, it does so when it serves."""
     siblings.hold_hangups()
     listening.take_all_files()
     signal.signal(siblings.SPREAD, signal.SIG_IGN)  # for a supervisor, which has its own handler: others would be ended by it

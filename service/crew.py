@@ -1,8 +1,8 @@
 """A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Who came first is first, with all that one request wants done. Nobody waits longer than a request's deadline, but for what has
-been computed to be written. A job that nobody waits for is not begun; one at work cannot be stopped, but its thread keeps no
-process from ending.
+Requests are served in the order in which they came, each with all that it wants done. A job is given up at its request's
+deadline, unless its answer is computed and only has to be written. A job whose client has left is not begun; one at work
+cannot be stopped, but its thread keeps no process from ending.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import copy_context
+from dataclasses import dataclass
 from itertools import count
 from queue import PriorityQueue
 from typing import Any, TypeVar
@@ -33,25 +34,30 @@ class Crew:
         each until `deadline` seconds after its request was here at most."""
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
-        self._numbers = count()  # of two that came at the same time neither errand need be the smaller
+        self._numbers = count()  # break ties: the queue would compare the errands themselves
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
         self._pace = Pace()
         self._took: deque[float] = deque(maxlen=100)  # seconds that errands did, told by the threads: a busy loop learns late
         # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
-        self.turn = threading.Lock()
+        self.lock = threading.Lock()
         self._jobs = 0
-        self._waiting: dict[_Errand, None] = {}  # and those at work, as they came
-        self._coming = 0  # that requests which were let in will still bring
+        self._unanswered: dict[_Errand, None] = {}  # as they came
+        self.lines: set[Line] = set()  # requests that were let in
 
     @property
     def at_work(self) -> bool:
         return self._jobs > 0
 
+    @property
+    def coming(self) -> int:
+        """Jobs that requests which were let in will still bring."""
+        return sum(line.coming for line in self.lines)
+
     def admit(self) -> None:
         """Raises Busy where a job that comes now would find too many before it."""
         self._begin_anew()
-        before = self._jobs + self._coming - len(self._threads) + 1
-        oldest = next((errand for errand in self._waiting if not errand.began), None)
+        before = self._jobs + self.coming - len(self._threads) + 1
+        oldest = next((errand for errand in self._unanswered if not errand.began), None)
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
         while self._took:
             self._pace.took(self._took.popleft())
@@ -72,7 +78,7 @@ class Crew:
         try:
             yield line
         finally:
-            line.leave()
+            self.lines.discard(line)
 
     async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
         """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
@@ -84,7 +90,7 @@ class Crew:
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
                 await asyncio.sleep(0)  # a deadline that is over already comes to pass here
-                self._waiting[errand] = None
+                self._unanswered[errand] = None
                 self._errands.put((time.monotonic() if complete is None else complete, next(self._numbers), errand))
                 result: T = await errand.answer
                 return result
@@ -92,7 +98,7 @@ class Crew:
             raise TooLate(LATE, "late") from None
         finally:
             errand.job = None  # if it still waits: what it holds is as large as a request's body
-            self._waiting.pop(errand, None)
+            self._unanswered.pop(errand, None)
             if errand.at_work:  # nobody waits for it, but its thread is not free
                 errand.ended = self._one_less
             else:
@@ -134,29 +140,22 @@ async def in_own_thread(job: Callable[[], T]) -> T:
         del errand  # as above
 
 
+@dataclass(eq=False)
 class Line:
-    """One request's place: what it has brought, and what it will."""
+    """One request's place: how many pictures it will still bring."""
 
-    def __init__(self, crew: Crew, coming: int) -> None:
-        self._crew, self._coming, self._let_in = crew, coming, False
+    crew: Crew
+    coming: int
 
     async def do(self, job: Callable[[], T], complete: float) -> T:
-        if not self._let_in:
-            self._crew.admit()
-            self._let_in = True
-            self._crew._coming += self._coming
-        return await self._crew.do(job, complete)
+        if self not in self.crew.lines:
+            self.crew.admit()
+            self.crew.lines.add(self)
+        return await self.crew.do(job, complete)
 
     def next(self) -> None:
         """One of those to come is here."""
-        self._leave(1)
-
-    def leave(self) -> None:
-        self._leave(self._coming)
-
-    def _leave(self, pictures: int) -> None:
-        self._coming -= pictures
-        self._crew._coming -= pictures * self._let_in
+        self.coming -= 1
 
 
 class _Errand:

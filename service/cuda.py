@@ -19,14 +19,14 @@ from service import runtime
 from service.bundle import DTYPES, GraphSpec, TensorSpec
 from service.errors import StartError
 from service.manifest import Manifest
-from service.runtime import CUDA, Arrays, ort
+from service.runtime import CUDA, Arrays, Session, ort
 
 DRIVER = "libcuda.so.1"  # NVIDIA's
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
 # While ONNX Runtime records a CUDA graph in one thread, what others ask of CUDA fails: memory, copies, waiting. So one thread
 # has its turn at a time, whatever its session; a binding wants one user at a time anyway.
-alone = threading.RLock()  # who has it may meet with a session that goes
+alone = threading.RLock()  # whoever holds it may cause a CudaSession's __del__, which takes it too
 LONGEST_TURN = 1.0  # seconds; after so many the runtime hangs, and whoever lets go of a session may be the event loop
 
 
@@ -42,11 +42,10 @@ def settings(memory: int, graphs: bool) -> dict[str, Any]:
     }
 
 
-class CudaSession:
+class CudaSession(Session):
     """Inputs and outputs stay at fixed places on the GPU, a set for each batch size, as CUDA graphs demand."""
 
     memory = "cuda"
-    runners = 1
 
     def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, settings: Mapping[str, Any]) -> None:
         self._session = open_session(path, settings)
@@ -62,9 +61,6 @@ class CudaSession:
         self.__dict__.clear()
         if turn:
             alone.release()
-
-    def warm(self, *inputs: NDArray[Any]) -> None:
-        self.run(*inputs)
 
     def run(self, *inputs: NDArray[Any]) -> Arrays:
         most, count = BUCKETS[-1], len(inputs[0])
@@ -154,8 +150,8 @@ def _missing() -> str | None:
         try:
             ctypes.CDLL(str(library))
         except OSError as error:
-            name, _, reason = str(error).partition(": ")
-            if "cannot open shared object" in reason:
+            name, _, why = str(error).partition(": ")
+            if "cannot open shared object" in why:
                 brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout brings them"
                 return f"{name} is missing, a part of {'the NVIDIA driver' if name == DRIVER else brought}"
     return None

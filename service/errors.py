@@ -129,8 +129,8 @@ class StartError(Exception):
 
 
 def let_go(error: BaseException | None) -> None:
-    """Of what the frames hold that it came through, and those that it came of: a body, a picture's pixels. It may take as long as
-    a client likes to tell it. Which lines they stood at stays known."""
+    """Frees what the frames of its traceback hold, and of those that caused it: bodies, pixels. Telling a client of it may take
+    as long as that client likes. The lines stay known, for the log."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

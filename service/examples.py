@@ -14,14 +14,13 @@ from service.bundle import IMAGES, LENGTHS, Array
 from service.pose import Pose
 from service.served import Served
 
-FROM, TO = 1, 0  # of the classes from the end: 8 and 9 where there are digits
 DIM, DELTA = 3, 0.05
 
 
 def add(document: dict[str, Any], served: Served) -> None:
     """Puts requests and their true answers into an OpenAPI document."""
     manifest, net = served.manifest, served.net
-    start, end = (len(manifest.classes) - 1 - back for back in (FROM, TO))
+    *_, start, end = range(len(manifest.classes))  # 8 and 9 where there are digits
     prototypes = np.array(manifest.prototypes, np.float32)
     drawn = net.reconstruct(prototypes[start : start + 1], np.array([start]))
     png = images.png(drawn[0])

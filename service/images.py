@@ -80,20 +80,20 @@ TURNS = {
     8: Image.Transpose.ROTATE_90,
 }
 
-AT_ONCE = nullcontext()
+NO_LOCK = nullcontext()
 
 
 def decoded(
-    data: bytes, max_pixels: int, manifest: Manifest, normalise: bool, turn: AbstractContextManager[Any] = AT_ONCE
+    data: bytes, max_pixels: int, manifest: Manifest, normalise: bool, lock: AbstractContextManager[Any] = NO_LOCK
 ) -> Array:
-    """A picture's bytes as a network takes them: (C, H, W) in [0, 1]. Threads decode side by side and normalise in `turn`."""
+    """A picture's bytes as a network takes them: (C, H, W) in [0, 1]. Threads decode side by side and normalise under `lock`."""
     picture = read(data, max_pixels, whole=not normalise)
     if normalise and min(picture.size) < SHORTEST:
         raise Unprocessable(
             f"expected a picture at least {SHORTEST} pixels wide and high, found {picture.width}x{picture.height}; "
             "that shows no digit: send it larger"
         )
-    with turn:
+    with lock:
         return prepare(picture, manifest.image_shape, normalise, manifest.max_objects, manifest.boxed)
 
 
@@ -124,7 +124,9 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         upright = picture if turn is None else picture.transpose(turn)
         if upright.mode != "P":
             return upright
-        return upright.convert("RGBA" if "transparency" in upright.info else "RGB")  # where what is wrong with it is the sender's
+        return upright.convert(
+            "RGBA" if "transparency" in upright.info else "RGB"
+        )  # still in here: a damaged palette is the sender's fault too
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:
@@ -175,15 +177,16 @@ def sheet(rows: Array, size: int | None = None, names: Sequence[str] = ()) -> by
     lines = levels.transpose(0, 3, 1, 4, 2).reshape(down * height, across * width * channels)
     if names:
         lines = np.concatenate([captions.column(names, height).repeat(channels, axis=1), lines], axis=1)
-    return _png(lines, lines.shape[1] // channels, down * height, channels)
+    return _png(lines, channels)
 
 
-def _png(lines: NDArray[np.uint8], width: int, height: int, channels: int) -> bytes:
+def _png(lines: NDArray[np.uint8], channels: int) -> bytes:
     """Written here, not by Pillow: less than half the time for the small pictures that most answers carry."""
-    unfiltered = np.zeros((height, 1 + lines.shape[1]), np.uint8)  # each line begins with its filter's number, 0 is none
+    height, wide = lines.shape
+    unfiltered = np.zeros((height, 1 + wide), np.uint8)  # each line begins with its filter's number, 0 is none
     unfiltered[:, 1:] = lines
     colour = {1: 0, 3: 2}[channels]
-    header = pngfile.HEADER.pack(width, height, 8, colour, 0, 0, 0)
+    header = pngfile.HEADER.pack(wide // channels, height, 8, colour, 0, 0, 0)
     chunks = ((b"IHDR", header), (b"IDAT", zlib.compress(unfiltered.tobytes(), 6)), (b"IEND", b""))
     return pngfile.SIGNATURE + b"".join(
         struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body)) for kind, body in chunks

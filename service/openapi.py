@@ -14,6 +14,7 @@ from service import examples
 from service.catalogue import Catalogue
 from service.errors import Broken
 from service.schemas import Problem
+from service.served import Served
 from service.tensors import InferenceRequest
 
 DESCRIBED = (Problem, InferenceRequest)  # what routes name in their descriptions and FastAPI does not know
@@ -35,25 +36,29 @@ def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> 
             served = catalogue.get(None)
             if made[0] != served.digest:
                 app.openapi_schema = None
-                document = plain()
-                _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
-                document["components"]["schemas"] |= described["$defs"]
-                _drop_what_cannot_come(document)
-                if keyless is not None:
-                    _lock(document, keyless)
-                try:
-                    examples.add(document, served)
-                except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log
-                    logger.exception("no examples for /docs")
-                    raise Broken("the model failed at the examples of this page; ask again", "failed") from error
-                made = served.digest, document
+                made = served.digest, _completed(plain(), served, keyless)
             return made[1]
 
     return openapi
 
 
+def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | None) -> dict[str, Any]:
+    """FastAPI's document with what it does not know, and without what cannot come."""
+    _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
+    document["components"]["schemas"] |= described["$defs"]
+    _drop_what_cannot_come(document)
+    if keyless is not None:
+        _lock(document, keyless)
+    try:
+        examples.add(document, served)
+    except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log
+        logger.exception("no examples for /docs")
+        raise Broken("the model failed at the examples of this page; ask again", "failed") from error
+    return document
+
+
 def _drop_what_cannot_come(document: dict[str, Any]) -> None:
-    """FastAPI's own words for a path that is no text, which each is; ours are problems."""
+    """A 422 of FastAPI's own for each parameter in a path: ours are texts, so that it never comes; our 422 is a Problem."""
     for operation in (each for path in document["paths"].values() for each in path.values()):
         if "application/json" in operation["responses"].get("422", {}).get("content", ()):
             del operation["responses"]["422"]

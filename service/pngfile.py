@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from collections.abc import Iterator
 
 from PIL.PngImagePlugin import PngImageFile
 
@@ -11,7 +12,8 @@ from service.errors import Unprocessable
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
 HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
-CHUNK = struct.Struct(">I4s")  # length and kind; its body and four bytes of checksum follow
+CHUNK = struct.Struct(">I4s")  # length and kind; its body follows, and its checksum
+CHECKSUM = 4  # bytes
 HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk
 END = b"IEND\xaeB`\x82"
 PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of one picture, and of those that move
@@ -49,29 +51,35 @@ def expect_all(picture: PngFile, data: bytes) -> None:
 
 def expect_few_chunks(data: bytes) -> None:
     """Raises for a file that is in pieces by the thousand: profiles, texts and whatever else, or pixels a few at a time."""
-    at, pixels, others, kind = CHUNKS_AT, 0, 0, b""
-    while at + CHUNK.size <= len(data) and kind != END[:4]:  # behind which anything may follow
-        length, kind = CHUNK.unpack_from(data, at)
-        pixels, others = (pixels + 1, others) if kind in PIXELS else (pixels, others + 1)
+    pixels = others = 0
+    for kind, _, _ in _chunks(data):
+        pixels += kind in PIXELS
+        others += kind not in PIXELS
         if others > MOST_CHUNKS:
             raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
         if pixels > MOST_OF_PIXELS:
             raise Unprocessable(f"this PNG has more than {MOST_OF_PIXELS:,} chunks of pixels; save it again")
-        at += 12 + length
 
 
 def holds_all_rows(data: bytes) -> bool:
     """Of a file that Pillow has read: its stream is inflated once more, and counted."""
-    missing, at, inflate = _row_bytes(data), CHUNKS_AT, zlib.decompressobj().decompress
-    while missing > 0 and at < len(data):
+    missing, inflate = _row_bytes(data), zlib.decompressobj().decompress
+    for start, end in ((start, end) for kind, start, end in _chunks(data) if kind == b"IDAT"):
+        for piece in range(start, end, PIECE):
+            missing -= len(inflate(data[piece : min(piece + PIECE, end)]))
+            if missing <= 0:  # whatever follows; it may be gigabytes
+                return True
+    return False
+
+
+def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
+    """Of each chunk but the header's its kind, and where its body begins and ends."""
+    at, kind = CHUNKS_AT, b""
+    while at + CHUNK.size <= len(data) and kind != END[:4]:  # behind which anything may follow
         length, kind = CHUNK.unpack_from(data, at)
-        if kind == b"IDAT":
-            for piece in range(at + 8, at + 8 + length, PIECE):
-                missing -= len(inflate(data[piece : min(piece + PIECE, at + 8 + length)]))
-                if missing <= 0:  # whatever follows; it may be gigabytes
-                    break
-        at += 12 + length
-    return missing <= 0
+        start = at + CHUNK.size
+        yield kind, start, start + length
+        at = start + length + CHECKSUM
 
 
 def _row_bytes(data: bytes) -> int:

@@ -28,10 +28,13 @@ CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 class Session(Protocol):
     nodes: Mapping[str, int]  # provider -> nodes of the graph it runs
-    runners: int  # how many threads had best call run() at once
+    runners: int = 1  # how many threads had best call run() at once
 
     def run(self, *inputs: NDArray[Any]) -> Arrays: ...
-    def warm(self, *inputs: NDArray[Any]) -> None: ...  # runs all that a later run() of this size may need
+
+    def warm(self, *inputs: NDArray[Any]) -> None:
+        """Runs all that a later run() of this size may need."""
+        self.run(*inputs)
 
 
 def options(threads: int) -> Any:

@@ -12,7 +12,6 @@ from service.verdict import DENIED, DOUBTED, Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
 Delta = Annotated[FiniteFloat, Field(ge=-1, le=1)]
-Dim = int  # how many there are, the model says
 Token = Annotated[str, Field(max_length=12_000)]
 MOST_DIMS = 64
 MOST_STEPS = 41
@@ -67,7 +66,7 @@ class Subject(_Query):
 
 
 class ReconstructQuery(Subject):
-    dim: list[Dim] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
+    dim: list[int] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
     delta: list[Delta] = Field([], max_length=MOST_DIMS, description="how far, -1 to 1; as many as dims")
     size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels, of a PNG; JSON has the model's own")
 
@@ -79,7 +78,7 @@ class ReconstructQuery(Subject):
 
 
 class SweepQuery(Subject):
-    dim: list[Dim] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
+    dim: list[int] = Field([], max_length=MOST_DIMS, description="rows of the sheet; all dimensions when absent")
     low: Delta = Field(-REACH, description="delta of the first column")
     high: Delta = Field(REACH, description="delta of the last column")
     names: bool = Field(

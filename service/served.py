@@ -85,7 +85,7 @@ class Served:
     async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
         """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
         perception, stages = await self._perceive(images, complete, drawn)
-        self._expect_numbers("picture", perception.lengths, perception.drawings)
+        self._expect_numbers("picture", perception.lengths, perception.capsules, perception.drawings)
         verdicts = self.judge.verdicts(perception)
         self._predictions.saw(perception, verdicts)
         return Judged(perception, verdicts, stages)

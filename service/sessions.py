@@ -107,9 +107,7 @@ class CoresSession:
                 self._under_way -= 1
 
 
-class CpuSession:
-    runners = 1
-
+class CpuSession(Session):
     def __init__(self, path: Path, spec: GraphSpec, manifest: Manifest, threads: int) -> None:
         self._session = _open(path, threads)
         runtime.check(self._session, spec, manifest, path)
@@ -128,9 +126,6 @@ class CpuSession:
     def _run(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
         outputs: Arrays = self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
         return outputs
-
-    def warm(self, *inputs: NDArray[Any]) -> None:
-        self.run(*inputs)
 
     def quick(self) -> bool:
         """Whether some run of one row, on this thread alone, is less work than QUICK. What it waits for meanwhile is none."""

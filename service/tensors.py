@@ -38,7 +38,7 @@ LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
 
 
 def _few(given: object) -> object:
-    """Many clients write null for what they leave out, here as for an id. Of thousands each would be a fault to be kept."""
+    """null stands for none, as many clients write it. Counted first: of thousands pydantic would keep a fault for each."""
     if isinstance(given, dict) and len(given) > MOST_PARAMETERS:
         raise ValueError(f"expected at most {MOST_PARAMETERS} parameters, found {len(given):,}")
     return {} if given is None else given
@@ -217,14 +217,11 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
 def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
     """How the data is nested, and its values in a row. numpy gets numbers alone: with one long text it would make all as long."""
     shape = [len(data)]
-    while (kinds := set(map(type, data))) == {list}:
-        lengths = set(map(len, data))
-        if len(lengths) > 1:
+    while list in (kinds := set(map(type, data))):
+        if kinds != {list} or len(lengths := set(map(len, data))) > 1:
             raise MalformedRequest(f"{name}: data is nested unevenly; expected rows of equal length")
         shape.append(lengths.pop())
         data = list(chain.from_iterable(data))
-    if list in kinds:
-        raise MalformedRequest(f"{name}: data is nested unevenly; expected rows of equal length")
     if not kinds <= {int, float}:
         raise MalformedRequest(f"{name}: data holds something that is no number")
     try:

@@ -76,8 +76,10 @@ def _few_rooted(first: Places, last: Places) -> Places:
         least = run
         for other in range(begin, end):
             while root[other] != other:
-                root[other] = other = root[root[other]]
-            root[max(least, other)] = least = min(least, other)
+                root[other] = root[root[other]]  # a shorter way for the next
+                other = root[other]
+            least, later = min(least, other), max(least, other)
+            root[later] = least
     for run, above in enumerate(root):
         root[run] = root[above]
     return np.array(root, np.intp)

@@ -90,7 +90,7 @@ class Departure:
     @cached_property
     def unevenness(self) -> float:
         """By what paper departs from itself, whatever the reason: a standard deviation, but for the ink that there is."""
-        return 1.48 * median(np.abs(self.levels[: np.searchsorted(self.levels, np.float32(self.threshold), side="right")]))
+        return 1.48 * median(np.abs(self.levels[: self._up_to(self.threshold)]))
 
     @cached_property
     def safe_threshold(self) -> float:
@@ -101,11 +101,15 @@ class Departure:
     @cached_property
     def noisy(self) -> bool:
         """Whether what departs most is the tail of what the paper does, so that more pixels do half as much: ink has few such."""
-        strong = self.levels[np.searchsorted(self.levels, np.float32(self.safe_threshold), side="right") :]
+        strong = self.levels[self._up_to(self.safe_threshold) :]
         if not len(strong) or quantile(strong, 0.5) >= CLEAR * self.unevenness:
             return False
-        half = len(self.levels) - np.searchsorted(self.levels, np.float32(self.safe_threshold / 2), side="right")
+        half = len(self.levels) - self._up_to(self.safe_threshold / 2)
         return bool(half - len(strong) > TAIL * len(strong))
+
+    def _up_to(self, level: float) -> int:
+        """How many pixels depart by no more."""
+        return int(np.searchsorted(self.levels, np.float32(level), side="right"))  # of a float64 NumPy would copy them all
 
     @property
     def written(self) -> bool:

@@ -43,11 +43,13 @@ def unruled(departing: Departure) -> Departure:
         return departing
     threshold = min(FAINT * departing.threshold, OFF * departing.strength)
     line, taken = departing.line, None
-    for turn in range(3):  # those that go across; the picture is turned; a margin may be one alone, and have come first
-        if turn < 2 or taken:
-            line, taken = _without(line, threshold, taken)
-            line = line.T
-    return replace(departing, line=line.T, ruled=True) if taken else departing
+    for _ in range(2):  # those that go across, then those that go down
+        line, taken = _without(line, threshold, taken)
+        line = line.T
+    if taken is None:
+        return departing
+    line, _ = _without(line, threshold, taken)  # across once more: one alone, as a margin is, is a rule if there are others
+    return replace(departing, line=line, ruled=True)
 
 
 class Weight(NamedTuple):

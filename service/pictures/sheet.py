@@ -41,14 +41,15 @@ def sheet_of(colours: Array) -> Sheet | None:
     on each other, the uppermost."""
     sheet = None
     for _ in range(NESTED):
-        if (upper := _lowest_of(colours)) is None:
+        found = _outermost(colours)
+        if found is None:
             break
-        sheet = Sheet(upper.colours, upper.lined or (sheet is not None and sheet.lined))
-        colours = sheet.colours
+        sheet = Sheet(found.colours, found.lined or (sheet is not None and sheet.lined))
+        colours = found.colours
     return sheet
 
 
-def _lowest_of(colours: Array) -> Sheet | None:
+def _outermost(colours: Array) -> Sheet | None:
     step = -(-max(colours.shape[:2]) // COARSE)
     light = lightness(colours[::step, ::step])
     if min(light.shape) < COARSE // 8:

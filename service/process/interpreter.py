@@ -16,7 +16,7 @@ def take_short_turns() -> None:
 
 
 def settle() -> None:
-    """Once what is to stay stands: what is in no use goes, and the rest is not looked through any more.
+    """Once all that will live long has been made: collects garbage, and has the collector pass over what is left.
 
     Under load Python looks through all objects about once a second, and the 75,000 of an app that is ready stopped everything
     for 30 ms each time. Settling again looks at all once more, so that what has been replaced since can go.

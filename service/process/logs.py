@@ -43,8 +43,8 @@ FORMATS = {"console": Console, "json": Json}
 
 
 class Stderr(logging.Handler):
-    """What a full disk, or a reader that has gone, does not take is lost: it would stay in Python's buffer, which is to be empty
-    before a worker is started, and before a process ends well."""
+    """Writes to the descriptor itself. What a full disk or a reader that has gone does not take is lost: left in Python's buffer
+    it would fail again where that is flushed, before each start of a worker and when the process ends."""
 
     def __init__(self) -> None:
         super().__init__()

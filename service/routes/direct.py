@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Coroutine
 from functools import lru_cache
 from typing import Any, get_origin, get_type_hints
-from urllib.parse import parse_qsl
+from urllib.parse import parse_qs, unquote_plus
 
 from fastapi import Request, Response
 from fastapi.routing import APIRoute
@@ -68,7 +68,8 @@ class Bare(APIRoute):
         return handle
 
     def expect_no(self, query: bytes) -> None:
-        for name, _ in parse_qsl(query.lstrip(b"&").partition(b"&")[0].decode("latin-1"), keep_blank_values=True):
+        if first := query.lstrip(b"&").partition(b"&")[0]:  # the others need not be read, and may be thousands
+            name = unquote_plus(first.partition(b"=")[0].decode("latin-1"))
             raise Unprocessable(f"this path takes no query parameters, found {name[:40]!r}; leave it out")
 
 
@@ -84,18 +85,14 @@ def _reader(model: type[BaseModel]) -> Callable[[bytes], BaseModel]:
 
     @lru_cache(maxsize=64)  # clients repeat themselves; poses are long, so not many are kept
     def read(query: bytes) -> BaseModel:
-        values: dict[str, Any] = {}
         if query.count(b"&") >= MOST_PARAMETERS:
             raise Unprocessable(f"more than {MOST_PARAMETERS:,} query parameters; send fewer")
-        for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-            if name in lists:
-                values.setdefault(name, []).append(value)
-            elif name in values:
+        given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+        for name, values in given.items():
+            if len(values) > 1 and name not in lists:
                 raise Unprocessable(f"{name[:40]!r} is in the query more than once; give it once")
-            else:
-                values[name] = value
         try:
-            return model.model_validate(values)
+            return model.model_validate({name: values if name in lists else values[0] for name, values in given.items()})
         except ValidationError as error:
             raise Unprocessable("; ".join(faults.sentences(model, error, "the query"))) from None
 

@@ -24,11 +24,7 @@ async def models(request: Request) -> Response:
     return JSONResponse({"models": [_summary(served, served.manifest.name == catalogue.default) for served in catalogue]})
 
 
-@router.post(
-    "/models/reload",
-    response_model=Reloaded,
-    responses=refusals(Forbidden, NotReloaded),
-)
+@router.post("/models/reload", response_model=Reloaded, responses=refusals(Forbidden, NotReloaded))
 async def reload(request: Request) -> Response:
     """Takes up new, changed and removed bundles; what cannot be verified changes nothing. Asks for the
     server's key, and is a 403 where the server has none (CAPSERVE_API_KEY).

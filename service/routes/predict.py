@@ -106,7 +106,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
             pass  # in pixels, for the event loop
         finally:
             service.brevity.took(time.thread_time() - began)
-    return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.turn), visit.complete)
+    return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.lock), visit.complete)
 
 
 async def _indexed(

@@ -63,12 +63,13 @@ async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query
     classes = np.array([each.label for each in subjects])
     if form == AS_PNG:
         _check_sheet(len(subjects), query.size)
+    small = _small(len(subjects), query.size)
 
     async def draw() -> Response:
-        drawings = await _drawn(request, served, poses, classes, form == AS_PIXELS or _small(len(poses), query.size))
+        drawings = await _drawn(request, served, poses, classes, small or form == AS_PIXELS)
         if form == AS_PIXELS:
             return await _pixels(served.manifest, classes, drawings)
-        return await _png(service, drawings[None], query.size)
+        return await _png(service, drawings[None], query.size, small)
 
     return await _unless_known(request, served, form, draw)
 
@@ -92,7 +93,7 @@ async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Resp
         small = _small(len(poses), query.size, query.names)
         drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label), small)
         rows = drawings.reshape(len(dims), query.steps, *drawings.shape[1:])
-        return await _png(service, rows, query.size, _names(dims, served.manifest, query) if query.names else ())
+        return await _png(service, rows, query.size, small, _names(dims, served.manifest, query) if query.names else ())
 
     return await _unless_known(request, served, form, draw, named=query.names)
 
@@ -104,15 +105,16 @@ async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Resp
     form = _form(request, AS_PNG)
     pose.expect_of_one_model(**{"from": query.start, "to": query.to})
     start, end = pose.decode(query.start, served.manifest, "from"), pose.decode(query.to, served.manifest, "to")
+    small = _small(query.steps, query.size)
 
     async def draw() -> Response:
         share = np.linspace(0, 1, query.steps, dtype=np.float32)[:, None]  # (steps, 1)
         poses = (1 - share) * start.values + share * end.values
         classes = np.repeat([start.label, end.label], query.steps)
-        drawings = await _drawn(request, served, np.concatenate([poses, poses]), classes, _small(query.steps, query.size))
+        drawings = await _drawn(request, served, np.concatenate([poses, poses]), classes, small)
         share = share[:, :, None, None]
         strip = (1 - share) * drawings[: query.steps] + share * drawings[query.steps :]
-        return await _png(service, strip[None], query.size)
+        return await _png(service, strip[None], query.size, small)
 
     return await _unless_known(request, served, form, draw)
 
@@ -142,7 +144,8 @@ async def _unless_known(
     # may what a dimension is called.
     asked = request.query_params.keys()
     lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked and not named else "no-cache"
-    known = {"ETag": etag, "Cache-Control": f"{_who(state.of(request))}, {lasts}", "Vary": "Accept"}
+    who = "public" if state.of(request).settings.api_key is None else "private"
+    known = {"ETag": etag, "Cache-Control": f"{who}, {lasts}", "Vary": "Accept"}
     if headers.knows(request.headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers=known)
     with departure.heeded(request):
@@ -155,10 +158,6 @@ def _etag(request: Request, served: Served, form: str) -> str:
     """Weak: another replica's processor may round a pixel otherwise."""
     told = "\n".join((request.app.version, served.digest, request.url.path, request.url.query, form))
     return f'W/"{hashlib.blake2s(told.encode(), digest_size=12).hexdigest()}"'
-
-
-def _who(service: Service) -> str:
-    return "public" if service.settings.api_key is None else "private"
 
 
 def _subjects(query: Subject, manifest: Manifest) -> list[Pose]:
@@ -217,10 +216,9 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
     return drawings
 
 
-async def _png(service: Service, rows: Array, size: int, names: Sequence[str] = ()) -> Response:
+async def _png(service: Service, rows: Array, size: int, small: bool, names: Sequence[str] = ()) -> Response:
     """(rows, columns, C, H, W) -> one picture."""
     write = partial(images.sheet, rows, size, names)
-    small = _small(rows.shape[0] * rows.shape[1], size, bool(names))
     return Response(write() if small else await service.crew.do(write), media_type=AS_PNG)
 
 

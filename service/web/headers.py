@@ -18,9 +18,9 @@ def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
     ranges = [found for part in parts if (found := _range(part)) is not None]
     if not ranges:  # no header, or nothing in it that can be understood
         return offers[0]
-    liked = [(*_liking(offer, ranges), -place) for place, offer in enumerate(offers)]
-    weight, _, place = max(liked)
-    return offers[-place] if weight > 0 else None
+    best = max(offers, key=lambda offer: _liking(offer, ranges))  # of equals the first
+    weight, _ = _liking(best, ranges)
+    return best if weight > 0 else None
 
 
 def _range(part: str) -> tuple[str, float] | None:

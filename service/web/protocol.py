@@ -16,7 +16,6 @@ from typing import Any
 
 import httptools
 from starlette.responses import Response
-from uvicorn._types import ASGI3Application
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
 from service import visits
@@ -48,8 +47,8 @@ class Protocol(HttpToolsProtocol):
         self._patience, self._count, self._bodies = patience, count, bodies
         self._head = 0  # bytes since a head was complete, or a part of a body was there
         self._in_head = self._in_body = False
-        self._timer: TimerHandle | None = None
-        self._unread: TimerHandle | None = None  # runs while much of an answer has not been read
+        self._head_timer: TimerHandle | None = None
+        self._reader_timer: TimerHandle | None = None  # runs while much of an answer has not been read
         self._kept = 0  # bytes of that answer
         self._refused = False
         self._at_work: RequestResponseCycle | None = None  # whose turn it is; uvicorn knows the last alone whose head is here
@@ -80,7 +79,7 @@ class Protocol(HttpToolsProtocol):
     def _let_go(self) -> None:
         """Of the circles that this connection and its requests make: heads and what was not read of bodies would stay until the
         garbage collector looks through all that is old, which after some thousand connections are hundreds of megabytes."""
-        self._unset_keepalive_if_required()  # uvicorn does so alone where nobody reset the connection
+        self._unset_keepalive_if_required()  # uvicorn does so only where the connection was not reset
         del self.flow.resume_reading
         self.pipeline.clear()
         self._at_work = self._courteous = self.cycle = None  # type: ignore[assignment]
@@ -106,7 +105,7 @@ class Protocol(HttpToolsProtocol):
         if self._ahead:
             self.flow.pause_reading()
             self._forget_timer()  # now it is we who take time
-        elif self._in_head and self._timer is None and not self._refused:
+        elif self._in_head and self._head_timer is None and not self._refused:
             self._expect_head()
 
     def _read_if_nothing_is_ahead(self) -> None:
@@ -125,21 +124,7 @@ class Protocol(HttpToolsProtocol):
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, ServiceError):  # raised in one of the callbacks below
                     raise error.__context__ from None
-                if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
-                    raise MalformedRequest(
-                        "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
-                    ) from None
-                if self.cycle is None and data.startswith(HANDSHAKE):
-                    raise MalformedRequest("expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port") from None
-                if data.startswith(HTTP_2):
-                    raise MalformedRequest(
-                        "expected HTTP/1.1, found HTTP/2; gRPC is not spoken here, /v2 is over HTTP/1.1"
-                    ) from None
-                if isinstance(error, httptools.HttpParserInvalidMethodError):
-                    raise MalformedRequest("expected a method that HTTP has, as GET or POST, in capitals") from None
-                if str(error).startswith("Expected HTTP/"):
-                    raise MalformedRequest("expected HTTP/1.1 behind the address; write a space in an address as %20") from None
-                raise MalformedRequest(f"expected a request as HTTP/1.1 has it (RFC 9112); found: {error}") from None
+                raise MalformedRequest(_not_understood(error, data, first=self.cycle is None)) from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
@@ -196,7 +181,7 @@ class Protocol(HttpToolsProtocol):
             self.cycle.scope[visits.WHOLE] = time.monotonic()  # type: ignore[literal-required]
             super().on_message_complete()
 
-    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[visits.TURN] = time.monotonic()  # type: ignore[literal-required]
         self._at_work = cycle
         super()._start_asgi_task(cycle, app)
@@ -232,7 +217,7 @@ class Protocol(HttpToolsProtocol):
     def _expect_end(self) -> None:
         """Nobody wants what still comes."""
         self._forget_timer()
-        self._timer = self.loop.call_later(self._patience, self.transport.close)
+        self._head_timer = self.loop.call_later(self._patience, self.transport.close)
 
     # Answers that nobody reads
 
@@ -243,15 +228,15 @@ class Protocol(HttpToolsProtocol):
         self._expect_reader()
 
     def resume_writing(self) -> None:
-        if self._unread is not None:
-            self._unread.cancel()
-            self._unread = None
+        if self._reader_timer is not None:
+            self._reader_timer.cancel()
+            self._reader_timer = None
         self._bodies.unread -= self._kept
         self._kept = 0
         super().resume_writing()
 
     def _expect_reader(self) -> None:
-        self._unread = self.loop.call_later(self._patience, self._check_reader, self.transport.get_write_buffer_size())
+        self._reader_timer = self.loop.call_later(self._patience, self._check_reader, self.transport.get_write_buffer_size())
 
     def _check_reader(self, before: int) -> None:
         """However slow a client is, it may go on; but one that reads nothing would have us keep its answers for ever."""
@@ -266,12 +251,12 @@ class Protocol(HttpToolsProtocol):
 
     def _expect_head(self) -> None:
         error = TooSlow(f"the request's head was not here after {self._patience:g} seconds; send it faster")
-        self._timer = self.loop.call_later(self._patience, self._refuse, error)
+        self._head_timer = self.loop.call_later(self._patience, self._refuse, error)
 
     def _forget_timer(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
 
     def _refuse(self, error: ServiceError) -> None:
         """Nothing more is read. What was asked before is answered; then the connection closes."""
@@ -322,3 +307,18 @@ class Protocol(HttpToolsProtocol):
         self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", body)))
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
+
+
+def _not_understood(error: httptools.HttpParserError, data: bytes, first: bool) -> str:
+    """What to send in place of this data; `first`: nothing was asked on the connection before."""
+    if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
+        return "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
+    if first and data.startswith(HANDSHAKE):
+        return "expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port"
+    if data.startswith(HTTP_2):
+        return "expected HTTP/1.1, found HTTP/2; gRPC is not spoken here, /v2 is over HTTP/1.1"
+    if isinstance(error, httptools.HttpParserInvalidMethodError):
+        return "expected a method that HTTP has, as GET or POST, in capitals"
+    if str(error).startswith("Expected HTTP/"):
+        return "expected HTTP/1.1 behind the address; write a space in an address as %20"
+    return f"expected a request as HTTP/1.1 has it (RFC 9112); found: {error}"

@@ -18,7 +18,7 @@ class Refusals:
         self._next = 0.0  # time.monotonic() from which one more goes out at once
 
     async def turn(self) -> None:
-        """When one that is to go out now had best go out."""
+        """Returns when the next refusal may go out."""
         now = time.monotonic()
         held = min(max(0.0, self._next - now), HELD)
         self._next = now + held + 1 / RATE

@@ -288,7 +288,7 @@ def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes
             crew.admit()
         await asyncio.gather(*batches, late)  # who is let in is not refused for others any more
         crew.admit()
-        assert (crew._jobs, crew._coming) == (0, 0)
+        assert (crew._jobs, crew.coming) == (0, 0)
         crew.close()
 
     asyncio.run(crowd())
@@ -301,10 +301,10 @@ def test_what_a_request_does_not_bring_after_all_is_not_waited_for() -> None:
             await line.do(lambda: None, time.monotonic())
             line.next()
             raise ValueError
-        assert crew._coming == 0
+        assert crew.coming == 0
         with crew.line(5) as line:  # none of them for the crew
             line.next()
-        assert crew._coming == 0
+        assert crew.coming == 0
         crew.close()
 
     asyncio.run(leave())
@@ -434,7 +434,7 @@ def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
     admit = Crew.admit
 
     def noted(crew: Crew) -> None:
-        coming.append(crew._coming)
+        coming.append(crew.coming)
         if len(coming) > 1:
             raise Busy("full", "crew")
         admit(crew)
