@@ -14,11 +14,11 @@ M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of malloc.h
 LARGE, KEPT = 1 << 20, 8 << 20  # bytes
 
 
-def return_large_blocks() -> None:
+def return_large_blocks(large: int = LARGE, kept: int = KEPT) -> None:
     """Where the C library is glibc; others do not hoard."""
     if sys.platform != "linux":
         return
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
-        mallopt(M_MMAP_THRESHOLD, LARGE)
-        mallopt(M_TRIM_THRESHOLD, KEPT)
+        mallopt(M_MMAP_THRESHOLD, large)
+        mallopt(M_TRIM_THRESHOLD, kept)

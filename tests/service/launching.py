@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.service.conftest import BUNDLES, reaching, wait_until_ready
@@ -35,11 +36,13 @@ def launched(log: Path, command: list[str], **environment: str) -> Iterator[subp
             stdin=subprocess.DEVNULL,  # from a terminal a hangup is to end it
             stderr=output,
             env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), **environment},
+            start_new_session=True,
         )
         try:
             yield process
         finally:
-            process.kill()
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # its workers too, which else would load to the end
             process.wait()
 
 

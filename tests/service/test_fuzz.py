@@ -6,20 +6,14 @@ from typing import Any
 
 import httpx
 import pytest
-import schemathesis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from schemathesis.checks import not_a_server_error
-from schemathesis.specs.openapi.checks import content_type_conformance, response_schema_conformance, status_code_conformance
 
 from tests.service.conftest import drawn, encoded, reaching
 
 # One server for all examples, and as many examples as a test run has time for.
-often = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-
-# What /openapi.json says of an answer is what code generators go by.
-CHECKS = [not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance]
+often = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 KINDS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "ICO", "PPM")
 TYPES = ("image/png", "image/jpeg", "image/webp", "image/bmp", "application/octet-stream", "text/plain", "")
@@ -110,25 +104,29 @@ def test_any_path(fuzzed: httpx.Client, raw: bytes, text: str):
         answered(fuzzed.get(path))
 
 
-@pytest.mark.parametrize("side", [(20_000, 20_000), (60_000, 500), (1, 1), (1, 3_000)])
+@pytest.mark.parametrize("side", [(60_000, 500), (1, 1), (1, 3_000)])
 def test_picture_sizes_nobody_meant(fuzzed: httpx.Client, side: tuple[int, int]):
     buffer = BytesIO()
     Image.new("1", side).save(buffer, "PNG")
     answered(fuzzed.post("/predict", content=buffer.getvalue(), headers={"content-type": "image/png"}))
 
 
-def sent(operation: Any, mode: schemathesis.GenerationMode) -> int:
-    """How many requests there were to send."""
+def sent(operation: Any, mode: Any) -> int:
+    """How many requests there were to send. What /openapi.json says of their answers is what code generators go by."""
+    from schemathesis.checks import not_a_server_error
+    from schemathesis.specs.openapi import checks
+
+    told = [checks.status_code_conformance, checks.content_type_conformance, checks.response_schema_conformance]
     count = 0
 
-    @settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), database=None)
     @given(operation.as_strategy(generation_mode=mode))
-    def send(case: schemathesis.Case) -> None:
+    def send(case: Any) -> None:
         nonlocal count
         count += 1
         answer = case.call()
         if answer.status_code != 431:  # a head so large that no operation saw it
-            case.validate_response(answer, checks=CHECKS)
+            case.validate_response(answer, checks=[not_a_server_error, *told])
 
     send()
     return count
@@ -136,6 +134,8 @@ def sent(operation: Any, mode: schemathesis.GenerationMode) -> int:
 
 def test_our_own_openapi(server: str):
     """Every operation, with what its schema allows and what it does not."""
+    import schemathesis  # here: it takes a second, of each process that looks for tests
+
     operations = [each.ok() for each in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations()]
     assert len(operations) > 10
     for operation in operations:

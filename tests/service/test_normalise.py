@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Callable, Iterable
 from functools import cache, partial
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from service.pictures.sheet import sheet_of
 from service.verdict import Judge
 from tests import drawings
 from tests.mnist import Digits
+from tests.sharing import made_once
 
 SHAPE = (1, 28, 28)
 
@@ -39,6 +41,9 @@ def drawn(mask: str, style: str, digit: str) -> Image.Image:
     return drawings.STYLES[style](ink(mask, digit), generator(mask, style, digit))
 
 
+DIGITS = "0123456789"
+
+
 @cache
 def taken(mask: str, style: str, digit: str) -> Array:
     """What the network gets of it."""
@@ -55,18 +60,27 @@ def labels(net: CapsNet, pictures: Array) -> NDArray[np.intp]:
     return np.concatenate([net.classify(part)[0].argmax(axis=1) for part in np.array_split(pictures, -(-len(pictures) // 250))])
 
 
+@pytest.fixture(scope="session")
+def pens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
+    """What the network gets of the pen's digits in each style, (10, 1, 28, 28)."""
+
+    def make(file: Path) -> None:
+        with file.open("wb") as opened:  # of a name alone np.save makes another
+            np.save(opened, [[taken("pen", style, digit) for digit in DIGITS] for style in drawings.STYLES])
+
+    return dict(zip(drawings.STYLES, np.load(made_once("pens", make, tmp_path_factory)), strict=True))
+
+
 def middle(image: Array) -> tuple[float, float]:
     down, across = image[0].sum(axis=1), image[0].sum(axis=0)
     return float(down @ np.arange(len(down)) / down.sum()), float(across @ np.arange(len(across)) / across.sum())
 
 
 @pytest.mark.parametrize("style", drawings.STYLES)
-def test_every_style_comes_out_as_plain_ink_would(style: str) -> None:
+def test_every_style_comes_out_as_plain_ink_would(pens: dict[str, Array], style: str) -> None:
     """Nobody needs a network to see this: the picture is the one that black on white gives, a pixel to and fro."""
-    alike = []
-    for digit in "0123456789":
-        plain, image = taken("pen", "black on white", digit), taken("pen", style, digit)
-        alike.append(float(np.corrcoef(plain.ravel(), image.ravel())[0, 1]))
+    pairs = zip(pens["black on white"], pens[style], strict=True)
+    alike = [float(np.corrcoef(plain.ravel(), image.ravel())[0, 1]) for plain, image in pairs]
     assert np.median(alike) > 0.8
     assert sorted(alike)[1] > 0.5
 
@@ -85,7 +99,7 @@ def test_squares_are_no_frame_and_no_sheet(digit: str, seed: int) -> None:
 
 @pytest.mark.parametrize("mask", drawings.MASKS)
 def test_a_digit_fills_the_box_around_its_centre_of_mass(mask: str) -> None:
-    for digit in "0123456789":
+    for digit in DIGITS:
         image = taken(mask, "photo", digit)
         rows, columns = np.flatnonzero(image[0].any(axis=1)), np.flatnonzero(image[0].any(axis=0))
         assert max(np.ptp(rows), np.ptp(columns)) + 1 == 20
@@ -96,14 +110,14 @@ def test_a_digit_fills_the_box_around_its_centre_of_mass(mask: str) -> None:
 
 @pytest.mark.parametrize("mask", drawings.MASKS)
 def test_its_own_work_is_left_alone(mask: str) -> None:
-    for digit in "0123456789":
+    for digit in DIGITS:
         once = taken(mask, "jpeg", digit)
         levels = np.rint(once[0] * 255).astype(np.uint8)
         for picture in (levels, 255 - levels, np.kron(levels, np.ones((10, 10), np.uint8))):
             np.testing.assert_allclose(images.prepare(Image.fromarray(picture), SHAPE, normalise=True), once, atol=0.6 / 255)
 
 
-@pytest.mark.parametrize("digit", "0123456789")
+@pytest.mark.parametrize("digit", DIGITS)
 def test_its_own_work_in_few_bits_is_made_bright(digit: str) -> None:
     once = taken("pen", "black on white", digit)
     faint = images.prepare(Image.fromarray((once[0] * 4095).astype(np.uint16)), SHAPE, normalise=True)
@@ -223,14 +237,22 @@ def test_any_pixels_give_a_finite_picture(size: tuple[int, int], mode: str) -> N
     assert image.max() <= 1
 
 
-@pytest.mark.parametrize("mask", ["pen", "fine pen", "marker"])
-def test_reads_what_pens_write(compact: CapsNet, mask: str) -> None:
-    right = {}
-    for style in drawings.STYLES:
-        seen = labels(compact, np.stack([taken(mask, style, digit) for digit in "0123456789"]))
-        right[style] = int((seen == np.arange(10)).sum())
+def read_right(net: CapsNet, mask: str, style: str, digits: str) -> int:
+    seen = labels(net, np.stack([taken(mask, style, digit) for digit in digits]))
+    return int((seen == [int(digit) for digit in digits]).sum())
+
+
+def test_reads_what_a_pen_writes(compact: CapsNet, pens: dict[str, Array]) -> None:
+    right = {style: int((labels(compact, pictures) == np.arange(10)).sum()) for style, pictures in pens.items()}
     assert min(right.values()) >= 8, right
     assert sum(right.values()) >= 0.98 * 10 * len(right), right
+
+
+@pytest.mark.parametrize(("mask", "digits"), [("fine pen", "13579"), ("marker", "02468")])  # a line, and holes that it may fill
+def test_reads_what_other_pens_write(compact: CapsNet, mask: str, digits: str) -> None:
+    right = {style: read_right(compact, mask, style, digits) for style in drawings.STYLES}
+    assert min(right.values()) >= 4, right
+    assert sum(right.values()) >= 0.98 * 5 * len(right), right
 
 
 @pytest.mark.parametrize("style", ["black on white", "gradient", "shadow", "noise", "photo", "on a desk", "dark edges"])
@@ -245,20 +267,16 @@ def test_grey_is_the_same_in_one_channel_in_three_and_in_three_that_differ_by_a_
             np.testing.assert_allclose(other, alone, atol=0.02)
 
 
-@pytest.mark.parametrize("mask", ["font", "bold font"])
-def test_reads_fonts(compact: CapsNet, mask: str) -> None:
+@pytest.mark.parametrize(("mask", "digits"), [("font", "23579"), ("bold font", "04689")])
+def test_reads_fonts(compact: CapsNet, mask: str, digits: str) -> None:
     """All but the font's 1: with a flag and no foot it is a 7 to a network that has seen MNIST alone."""
-    digits = "023456789"
-    right = {}
-    for style in drawings.STYLES:
-        seen = labels(compact, np.stack([taken(mask, style, digit) for digit in digits]))
-        right[style] = int((seen == np.array([int(digit) for digit in digits])).sum())
+    right = {style: read_right(compact, mask, style, digits) for style in drawings.STYLES}
     assert sum(right.values()) >= 0.96 * len(digits) * len(right), right
 
 
 def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
     """Strokes as wide as the holes they leave: thinned evenly, not by a square, they look like digits."""
-    masks = [drawings.written(digit, generator("thick", digit, more), width=0.3) for more in "abc" for digit in "0123456789"]
+    masks = [drawings.written(digit, generator("thick", digit, more), width=0.3) for more in "abc" for digit in DIGITS]
     pictures = prepared(drawings.grey(mask, 0.0, 1.0) for mask in masks)
     seen = compact.perceive(pictures, np.ones(len(pictures), bool))
     verdicts = Judge(compact.manifest).verdicts(seen)
@@ -456,7 +474,7 @@ FRAMED = {
 
 @pytest.mark.parametrize("framed", FRAMED.values(), ids=FRAMED)
 def test_what_is_in_a_frame_is_read(compact: CapsNet, framed: Callable[[str], Image.Image]) -> None:
-    seen = compact.perceive(prepared(framed(digit) for digit in "0123456789"), np.ones(10, bool))
+    seen = compact.perceive(prepared(framed(digit) for digit in DIGITS), np.ones(10, bool))
     assert (seen.lengths.argmax(axis=1) == np.arange(10)).sum() >= 9
     assert Judge(compact.manifest).verdicts(seen).count("digit") >= 8
 
@@ -471,7 +489,7 @@ def test_a_card_among_cards_is_read_as_the_card_that_it_is(compact: CapsNet) -> 
 
 
 def test_what_a_form_asks_for_is_not_read_with_the_answer(compact: CapsNet) -> None:
-    for digit in "0123456789":
+    for digit in DIGITS:
         asked = Image.new("L", (400, 400), 242)
         ImageDraw.Draw(asked).text((30, 200), "Age:", fill=20, font=ImageFont.load_default(70), anchor="lm")
         assert labels(compact, prepared([_beside(asked, drawn("pen", "in a box", digit))])).tolist() == [int(digit)]
@@ -570,7 +588,7 @@ def test_reads_a_small_digit_on_a_large_page(
 ) -> None:
     light, desk, part, enough = page
     pictures = []
-    for digit in "0123456789":
+    for digit in DIGITS:
         rng = generator(digit, "page")
         side = round(part * 1600)
         mask = drawings.cropped(drawings.scaled(drawings.written(digit, rng), side))
@@ -604,7 +622,7 @@ def test_reads_scikit_learns_digits(compact: CapsNet) -> None:
 @pytest.mark.parametrize("how", ENLARGED)
 def test_reads_them_however_enlarged(compact: CapsNet, how: str) -> None:
     digits = pytest.importorskip("sklearn.datasets").load_digits()
-    right = float((labels(compact, prepared(map(ENLARGED[how], digits.images[::6]))) == digits.target[::6]).mean())
+    right = float((labels(compact, prepared(map(ENLARGED[how], digits.images[::12]))) == digits.target[::12]).mean())
     assert right >= 0.93
 
 

@@ -111,10 +111,10 @@ def test_drawn_digits_are_not_refused(compact: CapsNet) -> None:
 def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channels: int) -> None:
     """The darkest of it hangs together here and there, as strokes would."""
     rng = np.random.default_rng(side)
-    made = (rng.integers(0, 256, (side, side, channels), dtype=np.uint8) for _ in range(100))
+    made = (rng.integers(0, 256, (side, side, channels), dtype=np.uint8) for _ in range(40))
     verdicts, _ = judged(compact, prepared(Image.fromarray(each[..., 0] if channels == 1 else each) for each in made))
-    print(f"\nnoise of {side}x{side}, {channels} channels: {verdicts.count('not_a_digit')} of 100 are not_a_digit")
-    assert verdicts.count("not_a_digit") >= 98
+    print(f"\nnoise of {side}x{side}, {channels} channels: {verdicts.count('not_a_digit')} of 40 are not_a_digit")
+    assert verdicts.count("not_a_digit") >= 39
 
 
 @pytest.mark.parametrize(

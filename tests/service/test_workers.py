@@ -87,7 +87,7 @@ def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -
         appears(log, "ready: tiny", 2)
         graph.write_bytes(b"no graph")
         os.kill(workers_of(process)[0], signal.SIGKILL)
-        appears(log, "died with status 2; another in 2 s")
+        appears(log, "died with status 2; another in 1 s")
         assert process.poll() is None
         with reaching(url) as client:
             assert client.get("/readyz").status_code == 200
@@ -248,6 +248,18 @@ def test_a_stop_lets_those_end_who_have_been_loading_for_long(supervisor: _Super
     assert process.exitcode == -signal.SIGTERM
 
 
+def test_a_stop_does_not_wait_for_who_stands_still_before_it_listens(
+    supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(workers, "STILL_AT_END", 0.4)
+    monkeypatch.setattr(Loading, "terminate", lambda _: None)
+    process = Loading()
+    supervisor._workers = [_Worker(0, process, time.monotonic(), 0)]  # type: ignore[arg-type]
+    assert supervisor._end() == 1  # as of one that did not stop by itself
+    assert process.exitcode == -signal.SIGKILL
+    assert "worker 7 has stood still for 0.4 s and is killed" in caplog.text
+
+
 def test_who_loads_longer_than_others_did_is_stuck_only_after_many_times_as_long(supervisor: _Supervisor) -> None:
     """On a cold disk all take long, and the first to listen says how long."""
     first, second = Loading(), Loading()
@@ -269,10 +281,10 @@ def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: sub
     everyone = [soon_killed.pid, *workers_of(soon_killed)]
     for each in everyone:
         os.kill(each, signal.SIGSTOP)
-    time.sleep(4)
+    time.sleep(3.5)
     for each in everyone:  # the supervisor first: it looks before they beat
         os.kill(each, signal.SIGCONT)
-    time.sleep(3)
+    time.sleep(1.5)
     assert [soon_killed.pid, *workers_of(soon_killed)] == everyone
     assert "stood still" not in (tmp_path / "log").read_text()
 
@@ -286,7 +298,7 @@ def test_a_worker_that_takes_its_time_to_stop_still_lives(soon_killed: subproces
         time.sleep(0.5)
         for each in workers_of(soon_killed):
             os.kill(each, signal.SIGTERM)
-        time.sleep(5)
+        time.sleep(4)
         slow.sendall(bytes(100))
         assert slow.recv(100).startswith(b"HTTP/1.1 415")
     assert "stood still" not in (tmp_path / "log").read_text()
