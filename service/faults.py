@@ -45,7 +45,8 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "value_error":  # a validator of ours, whose text is a sentence already
         return str(fault["ctx"]["error"])
     if fault["type"] == "json_invalid":
-        return f"{whole} is not JSON: {fault['ctx']['error']}"
+        wide = b"\0" in fault["input"][:4]  # as PowerShell writes files
+        return f"{whole} is not JSON{' in UTF-8 but in UTF-16 or 32' if wide else ''}: {fault['ctx']['error']}"
     place, part = _at(schema, fault["loc"], whole)
     if fault["type"] == "missing":
         return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))

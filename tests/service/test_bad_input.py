@@ -245,6 +245,10 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
     assert refused(small.post("/predict", json={"image": {}}), 400).startswith("image: expected text, found an object")
     marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # a byte-order mark, as some editors write
     assert small.post("/predict", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
+    for path in ("/predict", "/predict/batch", "/v2/models/tiny/infer"):
+        for wide in ("utf-16", "utf-16-be", "utf-32"):
+            wider = small.post(path, content="{}".encode(wide), headers={"Content-Type": "application/json"})
+            assert "is not JSON in UTF-8 but in UTF-16 or 32: " in refused(wider, 400)
 
 
 def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
