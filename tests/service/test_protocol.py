@@ -622,6 +622,15 @@ def _ended(port: int, sent: bytes, reset: bool) -> None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
+@pytest.fixture(scope="module")
+def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
+    """The port of a server that nobody else asks."""
+    with conftest.serving(conftest.settings(), nets) as client:
+        client.close()
+        assert client.base_url.port is not None
+        yield client.base_url.port
+
+
 @pytest.mark.parametrize("reset", [False, True], ids=["closed", "reset"])
 @pytest.mark.parametrize(
     "sent",
@@ -633,31 +642,22 @@ def _ended(port: int, sent: bytes, reset: bool) -> None:
         pytest.param(GET.replace(b"\r\n\r\n", b"\r\n" + OFFER + b"\r\n"), id="an offer"),
     ],
 )
-def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(
-    nets: dict[str, CapsNet], sent: bytes, reset: bool
-) -> None:
+def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(lonely: int, sent: bytes, reset: bool) -> None:
     """Which looks through what is old after some thousand of them, each with up to 190 KB of heads and unread bodies."""
-    with conftest.serving(conftest.settings(), nets) as client:
-        port = client.base_url.port
-        assert port is not None
-        client.close()
-        others = _objects(Protocol)  # of servers that other tests use
-        gc.disable()
-        try:
-            for _ in range(3):
-                _ended(port, sent, reset)
-            until(lambda: not _objects(Protocol) - others, seconds=5)
-        finally:
-            gc.enable()
+    others = _objects(Protocol)  # of servers that other tests use
+    gc.disable()
+    try:
+        for _ in range(3):
+            _ended(lonely, sent, reset)
+        until(lambda: not _objects(Protocol) - others, seconds=5)
+    finally:
+        gc.enable()
 
 
-def test_a_client_that_stays_has_no_body_kept_that_nobody_reads(nets: dict[str, CapsNet]) -> None:
-    with conftest.serving(conftest.settings(), nets) as client:
-        port = client.base_url.port
-        assert port is not None
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
-            others = _objects(RequestResponseCycle)
-            connection.sendall(request("/predict?model=none", bytes(60_000)))
-            assert connection.recv(65_536)
-            (mine,) = _objects(RequestResponseCycle) - others
-            until(lambda: not mine.body, seconds=5)
+def test_a_client_that_stays_has_no_body_kept_that_nobody_reads(lonely: int) -> None:
+    with socket.create_connection(("127.0.0.1", lonely), timeout=10) as connection:
+        others = _objects(RequestResponseCycle)
+        connection.sendall(request("/predict?model=none", bytes(60_000)))
+        assert connection.recv(65_536)
+        (mine,) = _objects(RequestResponseCycle) - others
+        until(lambda: not mine.body, seconds=5)
