@@ -60,9 +60,7 @@ def _not_understood(words: Sequence[str], flags: Iterable[str]) -> str:
     if typed[0] == _flag("api_key"):
         return f"there is no {typed[0]}, which everybody on this machine could read: set {KEY} in the environment"
     meant = get_close_matches(typed[0], flags, n=1, cutoff=ALIKE)
-    return f"there is no {typed[0]} here; " + (
-        f"expected {meant[0]}" if meant else "--help after the command lists what there is"
-    )
+    return f"there is no {typed[0]} here; " + (f"expected {meant[0]}" if meant else "--help after the command lists the flags")
 
 
 def _logs_json(flags: Mapping[str, str | None]) -> bool:
@@ -94,9 +92,9 @@ def _parser() -> argparse.ArgumentParser:
     predict = verb("predict", commands.predict, PREDICT, "answer for picture files, without a server", " FILE ...")
     predict.add_argument("files", nargs="+", metavar="FILE", help="a picture; - is standard input")
     for name, default, does in (
-        ("normalise", True, "make pictures look like the training set (default: they do)"),
-        ("reconstruct", False, "put drawings into the answer (default: it has none)"),
-        ("input", False, "put what the network was shown into the answer (default: it is not)"),
+        ("normalise", True, "make pictures look like the training set (default: on)"),
+        ("reconstruct", False, "put drawings into the answer (default: off)"),
+        ("input", False, "put what the network was shown into the answer (default: off)"),
     ):
         predict.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=default, help=does)
     return parser

@@ -26,42 +26,42 @@ CHECKOUT = Path(__file__).resolve().parent.parent
 class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix=PREFIX, env_ignore_empty=True, frozen=True, hide_input_in_errors=True)
 
-    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 is every one")
-    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any that is free")
+    host: str = Field("127.0.0.1", description="address to listen on; 0.0.0.0 means all")
+    port: int = Field(8000, ge=0, le=65535, description="port to listen on; 0 is any free one")
     models: Path = Field(CHECKOUT / "models", description="folder with a bundle in each of its subfolders")
-    model: str | None = Field(None, description="model when a request names none; compact, or else the first by name")
-    variant: WantedVariant = Field("auto", description="encoder to run; auto is int8 where a CPU is faster in it")
-    device: WantedDevice = Field("auto", description="auto is CUDA where it works; cuda does not start without")
+    model: str | None = Field(None, description="default model; if unset, compact, or else the first by name")
+    variant: WantedVariant = Field("auto", description="encoder to run; auto is int8 on CPUs that run it faster")
+    device: WantedDevice = Field("auto", description="auto uses CUDA if it works; cuda does not start otherwise")
     cuda_graphs: bool = Field(False, description="replay each batch size as one CUDA graph")
-    cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory that ONNX Runtime may take for a graph; a model has two")
+    cuda_memory: int = Field(2, ge=1, description="GiB of GPU memory ONNX Runtime may take per graph; a model has two")
     workers: int = Field(1, ge=1, le=1024, description="processes that share the port, each with its own models")
     threads: int | None = Field(
-        None, ge=1, le=1024, description="CPU threads a model may use; what cgroup and affinity allow, shared by workers"
+        None, ge=1, le=1024, description="CPU threads per model; if unset, what cgroup and affinity allow, shared by workers"
     )
-    max_batch: int = Field(16, ge=1, le=1024, description="images that run together at most")
+    max_batch: int = Field(16, ge=1, le=1024, description="most images in one batch")
     max_queue: int = Field(512, ge=1, description="images that may wait for a model; more are answered 503")
     max_wait: float = Field(
         1.0,
         gt=0,
         le=3600,
-        description="seconds that a picture may have to wait, as far as one can foresee; more are answered 503",
+        description="longest estimated wait of a picture, in seconds; beyond it, 503",
     )
     max_images: int = Field(64, ge=1, description="images in one request of /predict/batch")
     max_body: int = Field(10 << 20, ge=1, description="bytes of a request's body")
     max_pixels: int = Field(25_000_000, ge=1, description="width times height of a picture")
     deadline: float = Field(
-        10.0, gt=0, le=3600, description="seconds from a request's last byte until its computation must have begun; else 504"
+        10.0, gt=0, le=3600, description="seconds within which computation must begin after a request's last byte; else 504"
     )
-    patience: float = Field(30.0, gt=0, le=3600, description="seconds for a head, for a body (408), and to read on in an answer")
+    patience: float = Field(30.0, gt=0, le=3600, description="seconds for a head, a body (408), and between reads of an answer")
     linger: float = Field(0.5, ge=0, le=3600, description="seconds between SIGTERM, when /readyz turns 503, and closing the port")
     drain: float = Field(25.0, gt=0, le=3600, description="seconds that accepted requests have to finish after SIGTERM")
     api_key: SecretStr | None = Field(
         None,
-        description="key to ask for on all but health, metrics and the page's own files, or several, a line each, any of which "
-        "will do; no flag, since all users see those",
+        description="key required for all but health, metrics and the page's own files, or several, one per line, any of which "
+        "will do; not a flag, which all users could see",
     )
-    traces: str | None = Field(None, description="where to send OpenTelemetry spans, as http://collector:4318/v1/traces")
-    log_format: Literal["console", "json"] = Field("console", description="one readable line a record, or one JSON object")
+    traces: str | None = Field(None, description="where OpenTelemetry spans go, such as http://collector:4318/v1/traces")
+    log_format: Literal["console", "json"] = Field("console", description="per record, a readable line or a JSON object")
     log_level: Literal["debug", "info", "warning", "error"] = Field("info", description="debug also logs requests that went well")
 
     @model_validator(mode="before")
@@ -70,7 +70,7 @@ class Settings(BaseSettings):
         """What would be ignored in silence: the worst case is a server without its key."""
         for name in os.environ:
             if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=NEARLY):
-                raise ValueError(f"api_key: expected under this name, found {name}")
+                raise ValueError(f"api_key: expected this name, found {name}")
         for name in (each.removeprefix(PREFIX).lower() for each in cls.unread()):
             for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
@@ -93,7 +93,7 @@ class Settings(BaseSettings):
         keys = [line.strip() for line in api_key.get_secret_value().strip().split("\n")]
         if not all(key and key.isascii() and key.isprintable() and len(key) <= LONGEST_KEY for key in keys):
             raise ValueError(
-                f"api_key: expected printable ASCII, at most {LONGEST_KEY:,} characters a line and none with white space alone; "
+                f"api_key: expected printable ASCII, at most {LONGEST_KEY:,} characters per line and no blank line; "
                 "what was found is kept secret"
             )
         return SecretStr("\n".join(keys))

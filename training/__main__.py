@@ -82,7 +82,7 @@ def parser() -> argparse.ArgumentParser:
 
     _train_flags(commands.add_parser("train", help="train a preset", formatter_class=argparse.RawDescriptionHelpFormatter))
     _evaluate_flags(commands.add_parser("evaluate", help="count test errors of a run or a bundle"))
-    _export_flags(commands.add_parser("export", help="make a bundle of a run"))
+    _export_flags(commands.add_parser("export", help="make a bundle from a run"))
     _figures_flags(commands.add_parser("figures", help="draw a run's or a bundle's pictures"))
     for command in commands.choices.values():
         command.add_argument(
@@ -97,9 +97,9 @@ def parser() -> argparse.ArgumentParser:
 def _train_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument("--preset", metavar="NAME", help=f"{', '.join(PRESETS)}; with --resume the run's own")
     command.add_argument("--out", required=True, type=Path, metavar="RUN", help="folder for the checkpoint and its history")
-    command.add_argument("--resume", action="store_true", help="go on with the run in --out, as it was begun")
-    command.add_argument("--routing", metavar="NAME", help=f"another routing than the preset's: {' or '.join(ROUTINGS)}")
-    command.add_argument("--iterations", type=int, metavar="N", help="another number of routing iterations than the preset's")
+    command.add_argument("--resume", action="store_true", help="continue the run in --out with its original options")
+    command.add_argument("--routing", metavar="NAME", help=f"routing instead of the preset's: {' or '.join(ROUTINGS)}")
+    command.add_argument("--iterations", type=int, metavar="N", help="routing iterations instead of the preset's number")
     for entry in dataclasses.fields(Training):
         command.add_argument(
             f"--{entry.name.replace('_', '-')}",
@@ -140,7 +140,7 @@ def _evaluate_flags(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--record",
         action="store_true",
-        help="write what was measured into the manifest of the bundle, which comes first; runs of other seeds may follow",
+        help="write the results into the manifest of the bundle, the first argument; runs of other seeds may follow",
     )
     command.set_defaults(run=_evaluate)
 

@@ -112,18 +112,18 @@ class Training(_Part):
 
     dataset: str = _flag("mnist", f"{', '.join(SOURCES)}: idx files or folders of pictures")
     epochs: int = _flag(30, "how long the schedule runs", 1, 100_000)
-    cycles: int = _flag(1, "how often it runs; a run that has ended goes on with --resume and one more", 1, 1_000)
-    batch_size: int = _flag(128, "over all processes", 1, 1_000_000)
-    learning_rate: float = _flag(0.001, "its highest value; the schedule takes it from there", 1e-8, 10)
+    cycles: int = _flag(1, "how often the schedule runs; add one with --resume to continue a finished run", 1, 1_000)
+    batch_size: int = _flag(128, "total over all processes", 1, 1_000_000)
+    learning_rate: float = _flag(0.001, "highest value; the schedule varies it", 1e-8, 10)
     transform_rate: float = _flag(
         1.0,
-        "of the transformations that make votes, in multiples of --learning-rate, or of --muon where that is given",
+        "rate of the transformations that make votes, as a multiple of --learning-rate, or of --muon if given",
         1e-3,
         1_000,
     )
     muon: float = _flag(
         0.0,
-        "highest rate of Muon, which takes all convolutions but the first, and transformations, from Adam; 0 leaves them",
+        "highest rate of Muon, for transformations and all convolutions but the first; 0 leaves them to Adam",
         0,
         10,
     )
@@ -131,14 +131,14 @@ class Training(_Part):
     decay: float = _flag(0.9, "factor per epoch of the exponential schedule", 1e-3, 1)
     ema: float = _flag(0.999, "weight averaging per step; 0 is none", 0, 0.999999)
     augment: str = _flag(
-        "affine", "none, shift (2 pixels, the paper's; of overlapping pairs 4, always), affine or strong (half again as much)"
+        "affine", "none, shift (the paper's 2 pixels; overlapping pairs always 4), affine or strong (half again as much)"
     )
-    pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits a picture")
+    pairs: str = _flag("none", "none, overlapping (36x36) or side_by_side: two digits per picture")
     loss: str = _flag("margin", "margin, contrast (which adds a cross entropy of lengths), or cross_entropy for a softmax")
     reconstruction: float = _flag(0.0005, "weight of the summed squared reconstruction error", 0, 1_000)
     precision: str = _flag("auto", "fp32, bf16, or auto: bf16 where the processor has it")
-    validation: int = _flag(5_000, "the last N training pictures are held out and choose everything", 1)
-    seed: int = _flag(0, "all randomness follows from it", 0, 2**31 - 1)
+    validation: int = _flag(5_000, "hold out the last N training pictures, for all choices", 1)
+    seed: int = _flag(0, "seed of all randomness", 0, 2**31 - 1)
 
     @property
     def all_epochs(self) -> int:
