@@ -44,7 +44,7 @@ export class AnswerView {
     byId("lengths").replaceChildren(...this.#bars.map(({ item }) => item));
     const { presence } = model.manifest.thresholds;
     byId("lengths").style.setProperty("--presence", presence);
-    const mark = presence ? ` From the mark on, ${presence.toFixed(2)}, it is long enough for that.` : "";
+    const mark = presence ? ` From the mark at ${presence.toFixed(2)} on, the class counts as there.` : "";
     say(byId("presence"), `A bar is a capsule’s length: how sure the network is that this class is there.${mark}`);
     this.clear();
   }
@@ -114,8 +114,8 @@ export class AnswerView {
       return several(this.#model) ? why : `${why} It reads one ${digits(this.#model.classes) ? "digit" : "thing"} at a time.`;
     }
     const winners = labels.map((label) => `capsule ${label} is ${length(label)} long`).join(", ");
-    const doubt = verdict === "unsure" ? " That is unusual for a clear one." : "";
-    const pair = labels.length > 1 ? " It was trained on two in every picture, and may find a second where there is but one." : "";
+    const doubt = verdict === "unsure" ? " That is unusual for a clear picture." : "";
+    const pair = labels.length > 1 ? " It was trained on two in every picture, and may find a second where there is only one." : "";
     return `${capital(winners)}; the next, ${next}, ${length(next)}.${doubt}${pair}`;
   }
 

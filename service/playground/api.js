@@ -155,7 +155,7 @@ function address(path) {
 
 /** `detail` of problem+json; a proxy on the way may have answered in something else. */
 async function sentence(response) {
-  const large = response.status === 413 ? ": the picture is larger than a server on the way takes" : "";
+  const large = response.status === 413 ? ": the picture is larger than a server in between takes" : "";
   const otherwise = `the answer was ${response.status} ${response.statusText}`.trim() + large;
   try {
     return (await response.json()).detail ?? otherwise;

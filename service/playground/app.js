@@ -115,8 +115,8 @@ function setModel(chosen) {
   pose.setModel(model);
   examples.show(model);
   predict({ now: true });
-  if (replaced) remark(`${model.name} was replaced by a new version: sliders and what was kept begin anew.`);
-  if (gone && drawing.empty) remark(`${gone} is not kept when the page goes: choose it again.`);
+  if (replaced) remark(`${model.name} was replaced by a new version: sliders and kept digits are reset.`);
+  if (gone && drawing.empty) remark(`${gone} is not kept when you leave: choose it again.`);
   gone = null;
 }
 
@@ -231,24 +231,24 @@ function tell(state, sentence) {
   const away = state === "unreachable" || state === "busy";
   if (away) awaitAnswer();
   byId("unreachable").hidden = !away;
-  if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page goes on by itself when it is back.");
-  if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and asked about again in a moment.`);
+  if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page continues when the service is back.");
+  if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and sent again in a moment.`);
 }
 
 function refuse(kind, error) {
   const fault = !(error instanceof Refused);
   if (fault) console.error(error);
   if (error.status === 401) {
-    if (kind === "predict") unanswered("No answer yet", "It comes when the key is given.");
+    if (kind === "predict") unanswered("No answer yet", "It comes once you enter the key.");
     return askForKey();
   }
   if (kind !== "models") askModels(); // the model may have been replaced, and its poses or its name refused for that
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
-    const whose = error.status < 500 ? "The service could make nothing of this picture." : "The picture may be sound; see what went wrong.";
+    const whose = error.status < 500 ? "The service cannot use this picture." : "The picture may be fine; see what went wrong.";
     unanswered("No answer", whose);
   }
-  notice(kind, fault ? `A fault of this page: ${error.message}. Reload it to go on.` : error.message);
+  notice(kind, fault ? `This page failed: ${error.message}. Reload it to continue.` : error.message);
 }
 
 /** What is no refusal, and over with the next stroke. */
@@ -270,10 +270,10 @@ function askForKey() {
   const asked = !byId("key").hidden;
   byId("key").hidden = false;
   sweep.close();
-  say(byId("state"), "asks for its key");
+  say(byId("state"), "needs its key");
   byId("state").dataset.state = "locked";
   if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
-    say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service asks for its key");
+    say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service needs its key");
     byId("key-field").focus();
     if (keyGiven) announce(byId("key").querySelector("label").textContent); // the focus was there, and what has it is not read again
   }

@@ -11,7 +11,7 @@ export function showCommand({ command, note, status, milliseconds, stages: { tot
   const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
   const whole = `${milliseconds.toFixed(0)} ms`;
   const cached = milliseconds < total; // what the service says it took was then
-  const took = cached ? `${whole}, from this browser’s cache.` : `${inside}${whole} with the way there and back.`;
+  const took = cached ? `${whole}, from this browser’s cache.` : `${inside}${whole} for the round trip.`;
   say(byId("latency"), `${note && `${note} `}${took}`);
 }
 

@@ -71,7 +71,7 @@ export class MorphPanel {
       say(EXPLANATION, `Kept. Now draw another and keep it as the ${end === "from" ? "end" : "start"}.`);
       announce(EXPLANATION.textContent);
     } else {
-      say(EXPLANATION, "Both are kept; the poses between them come here.");
+      say(EXPLANATION, "Both are kept; the poses between them appear here.");
       if (byId("steps").reportValidity()) this.#changed();
     }
   }

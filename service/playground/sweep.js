@@ -29,7 +29,7 @@ export class SweepDialog {
   /** Opens at once, and waits in the open. */
   open(whose, names) {
     this.#forget();
-    say(byId("sweep-hint"), `Each row moves one dimension from ${signed(-REACH)} to ${signed(REACH)}, of ${whose}; the others stay as they were before any slider was moved.`);
+    say(byId("sweep-hint"), `Each row moves one dimension of ${whose} from ${signed(-REACH)} to ${signed(REACH)}; the others stay as they were before any slider was moved.`);
     byId("sheet").replaceChildren(element("p", { class: "hint" }, `Drawing ${names.length * STEPS} pictures …`));
     byId("sweep").append(byId("notices"), byId("announcement")); // what is behind an open dialog is in its shade, and not read out
     byId("sweep").showModal();

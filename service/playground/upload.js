@@ -23,7 +23,7 @@ export function acceptPictures({ input, slate, take, remark }) {
       const { image, blob, as } = await prepared(file);
       if (newest !== file) return;
       take(image, blob, name, saved(name, as, pasted));
-      if (count > 1) remark(`Of these ${count} files the first is on the slate, ${name}: it holds one at a time.`);
+      if (count > 1) remark(`Of these ${count} files, only the first, ${name}, is on the slate: it holds one.`);
     } catch {
       if (newest === file) remark(`${name} cannot be read; is it a folder, or gone? Choose another.`);
     } finally {
@@ -61,7 +61,7 @@ export function acceptPictures({ input, slate, take, remark }) {
 function saved(name, as, pasted) {
   if (as?.needed) {
     const jpeg = `${name.replace(/\.\w*$/, "")}${as.scaled && "-small"}.jpg`;
-    return { name: jpeg, note: `The service was sent this as a JPEG${as.scaled}: save it so as ${jpeg} first.` };
+    return { name: jpeg, note: `The service was sent this as a JPEG${as.scaled}: first save that as ${jpeg}.` };
   }
   const first = pasted ? `This was pasted: save it as ${name} first.` : "";
   return { name, note: as ? `${first} This page sent it as a JPEG${as.scaled}.`.trim() : first };

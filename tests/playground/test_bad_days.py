@@ -208,7 +208,7 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
     with page.expect_response("**/predict?*"):
         draw(page, ONE)
     page.wait_for_timeout(100)
-    expect(page.locator("#key label")).to_have_text("This service asks for its key")
+    expect(page.locator("#key label")).to_have_text("This service needs its key")
     assert said(page, "#verdict") == "No answer yet"
     assert page.locator("#keep-from").is_disabled()
     page.route("**/models", lambda route: route.fulfill(status=401, json={"detail": "a key is wanted"}))
@@ -253,7 +253,7 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[
             page.goto(str(client.base_url))
         assert asked.value.headers["www-authenticate"] == "Bearer"  # of anything more the browser would ask its user itself
         expect(page.locator("#key")).to_be_visible()
-        assert said(page, "#state") == "asks for its key"
+        assert said(page, "#state") == "needs its key"
         colour = "getComputedStyle(document.querySelector('#key .button')).backgroundColor"
         before = page.evaluate(colour)
         page.hover("#key .button")

@@ -293,7 +293,7 @@ def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
     for steps in ("50", ""):
         page.fill("#steps", steps)
         page.click("#keep-to")
-        assert said(page, "#strip") == "Both are kept; the poses between them come here."
+        assert said(page, "#strip") == "Both are kept; the poses between them appear here."
         assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what would do
     page.wait_for_timeout(100)
     assert not asked
@@ -484,7 +484,7 @@ def test_what_the_browser_kept_took_the_service_no_time(page: Page) -> None:
         showCommand({ command: "curl", note: "", milliseconds, stages: { total: 5, reconstruct: 4 } });
         return document.querySelector("#latency").textContent;
     }"""
-    assert page.evaluate(told, 9) == "5.0 ms in the service (reconstruct 4.0); 9 ms with the way there and back."
+    assert page.evaluate(told, 9) == "5.0 ms in the service (reconstruct 4.0); 9 ms for the round trip."
     assert page.evaluate(told, 2) == "2 ms, from this browser’s cache."
 
 

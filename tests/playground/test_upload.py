@@ -45,7 +45,7 @@ def test_a_picture_that_goes_with_the_page_is_asked_for_again(page: Page, tmp_pa
     page.set_input_files("#file", photo)
     ask_for(page, "7")
     page.reload()
-    expect(page.locator("#refusal")).to_have_text("seven.png is not kept when the page goes: choose it again.")
+    expect(page.locator("#refusal")).to_have_text("seven.png is not kept when you leave: choose it again.")
     draw(page, ONE)
     ask_for(page, "1")
     page.reload()
@@ -66,7 +66,7 @@ def test_a_large_photo_is_scaled_down_before_it_is_sent(page: Page, tmp_path: Pa
     photo.write_bytes(encoded(drawn("7", 2000, ink=40, paper=200).convert("RGB"), "BMP"))  # 12 MB, which is too much for curl
     page.set_input_files("#file", photo)
     expect(page.locator("#command")).to_contain_text("-F 'file=@\"seven-small.jpg\"'")
-    assert "sent this as a JPEG of 1600x1600 pixels: save it so as seven-small.jpg first." in said(page, "#latency")
+    assert "sent this as a JPEG of 1600x1600 pixels: first save that as seven-small.jpg." in said(page, "#latency")
 
 
 def test_a_scan_with_few_bytes_and_many_pixels_is_scaled_down_too(page: Page, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_c
     assert sent.value.headers["content-type"] == "image/jpeg"
     ask_for(page, "7")
     assert "-F 'file=@\"seven.jpg\"'" in said(page, "#command")  # a GIF it would refuse
-    assert "sent this as a JPEG: save it so as seven.jpg first." in said(page, "#latency")
+    assert "sent this as a JPEG: first save that as seven.jpg." in said(page, "#latency")
 
 
 def test_of_a_large_file_that_is_no_picture_the_beginning_is_sent(page: Page, tmp_path: Path) -> None:
@@ -194,7 +194,7 @@ def test_a_browser_that_lacks_something_does_the_rest(open_page: OpenPage, lack:
 
 def test_of_several_files_the_first_is_taken_and_that_is_said(page: Page) -> None:
     _hand_over(page, "drop", "dataTransfer", "one.png", "another.png")
-    expect(page.locator("#refused")).to_contain_text("Of these 2 files the first is on the slate, one.png")
+    expect(page.locator("#refused")).to_contain_text("Of these 2 files, only the first, one.png, is on the slate")
     ask_for(page, "1")
     page.click("#clear")
     expect(page.locator("#refused")).to_be_hidden()
