@@ -142,7 +142,7 @@ class Batcher:
         self._expect_room(images)
         # A batch that is not full takes as long at most: the wait is never held for longer than it is.
         if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
-            told = f"what waits already will for about {wait:.1f} s ({self.queued} images), and nobody is to wait longer than"
+            told = f"the queue takes about {wait:.1f} s ({self.queued} images), longer than the limit of"
             raise self._full(f"{told} {self._max_wait:g} s")
 
     def _expect_room(self, images: int) -> None:
@@ -151,7 +151,7 @@ class Batcher:
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
-            raise self._full(f"the queue holds {self.max_queue} images, and {waiting} of them are there already")
+            raise self._full(f"the queue holds {self.max_queue} images and already has {waiting}")
 
     @property
     def _batches(self) -> float:

@@ -119,7 +119,7 @@ class Bundle:
             with zipfile.ZipFile(path) as archive:
                 size = sum(entry.file_size for entry in archive.infolist())
             if size > EXAMPLE_LIMIT:
-                raise ValueError(f"{size} bytes unpacked where {EXAMPLE_LIMIT} are the most")
+                raise ValueError(f"{size} bytes unpacked, more than {EXAMPLE_LIMIT}")
             with np.load(path, allow_pickle=False) as arrays:
                 example = Example(*(arrays[name] for name in names))
         except (*_DAMAGED, KeyError, ValueError, MemoryError) as error:

@@ -49,8 +49,8 @@ def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict
 def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
     if net.manifest.name in nets:
         raise BundleError(
-            f"{folder}: expected a name of its own, found {net.manifest.name} again; change `name` in its manifest.json, or "
-            "begin the folder's name with _, and it is left alone"
+            f"{folder}: expected a unique name, found {net.manifest.name} again; change `name` in its manifest.json, or "
+            "start the folder's name with _ to have it skipped"
         )
     nets[net.manifest.name] = net
     return net
@@ -66,7 +66,7 @@ def folders(settings: Settings) -> list[Path]:
             raise BundleError(f"{settings.models}: {error.strerror}; raise their limit (`ulimit -n`)") from error
         names, what = [], str(error.strerror)
     if os.path.exists(settings.models / MANIFEST):  # Path's own raises where a folder may not be looked into
-        raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that it lies in")
+        raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that holds it")
     if not names:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
     return [settings.models / name for name in sorted(names)]
@@ -135,7 +135,7 @@ class Catalogue:
 
     def admit(self) -> None:
         if self._abandoned:
-            raise Busy("nothing looks after the models any more; this server has to be started again, ask another", "failed")
+            raise Busy("the models are no longer supervised; this server must be restarted, ask another", "failed")
         if not self.warm:
             raise Busy("the models are still warming up; ask again in a second", "warming")
 
@@ -187,7 +187,7 @@ class Catalogue:
             self._metrics.reloaded.set(0)
             if isinstance(error, (BundleError, StartError)):
                 why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
-                logger.error("not reloaded, what was served before still is: %s", why)
+                logger.error("not reloaded, the previous models still serve: %s", why)
             raise
         self._metrics.reloaded.set(1)
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
@@ -202,7 +202,7 @@ class Catalogue:
                 raise
             raise BundleError(
                 f"{self._settings.models}: expected models that are loaded and warm within {LONGEST_RELOAD:g} s, found one that "
-                "hangs; its thread still does, so restart the process where that happens again"
+                "hangs; its thread still does, so restart the process if that happens again"
             ) from None
 
     async def _taken_up(self) -> dict[str, Change]:
@@ -213,7 +213,7 @@ class Catalogue:
         fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
         await self._prepare_all(fresh)
         if first != self.default:
-            logger.warning("who names no model is answered by %s from now on, and no longer by %s", first, self.default)
+            logger.warning("the default model is now %s, no longer %s", first, self.default)
         self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
         changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
         for name, served in before.items():
@@ -230,7 +230,7 @@ class Catalogue:
             for name, served in fresh.items():
                 if error := await self._prepare(served):  # no failure of the model of that name that is served
                     logger.error("%s does not run: %s", name, error)
-                    raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime, which is in the log")
+                    raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime; see the log")
         except BaseException:  # cancelled, say, where the client has left: their threads would keep them for ever
             for each in fresh.values():
                 await each.drain(0)
@@ -242,7 +242,7 @@ class Catalogue:
         async def leave() -> None:
             await asyncio.sleep(self._settings.deadline)
             while not await served.drain(self._settings.drain):
-                logger.warning("%s, which was replaced, still has not answered all", served.manifest.name)  # run() looks after it
+                logger.warning("%s, now replaced, still has requests to answer", served.manifest.name)  # run() looks after it
             del self._outgoing[served]
 
         self._metrics.forget(served.net)
@@ -265,7 +265,7 @@ class Catalogue:
             await self._look_after_all(measure)
         except Exception:  # no thread to be had, say; nobody awaits us before the end
             self._abandoned = True
-            logger.exception("the models cannot be looked after; /healthz asks for a restart")
+            logger.exception("supervising the models failed; /healthz asks for a restart")
 
     async def _look_after_all(self, measure: Callable[[], None]) -> None:
         async def look_round() -> None:
@@ -306,7 +306,7 @@ async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
         try:
             await work()
         except Exception:  # a full disk under the metrics, say: nobody else would look after the models then
-            logger.exception("looking after the models failed; once more in %g s", PROBE_EVERY)
+            logger.exception("supervising the models failed; trying again in %g s", PROBE_EVERY)
         await asyncio.sleep(PROBE_EVERY)
 
 

@@ -35,9 +35,9 @@ def serve(settings: Settings) -> int:
     several = settings.workers > 1
     _begin(settings, at_once=not several)  # a supervisor has files to remove, and nothing large to import
     if strange := settings.unread():
-        logger.info("in the environment, and no setting: %s", ", ".join(strange))
+        logger.info("in the environment, but not settings: %s", ", ".join(strange))
     if settings.api_key is None and settings.host not in OURS_ALONE:
-        logger.info("no key is asked for: whoever reaches %s is answered (CAPSERVE_API_KEY)", settings.host)
+        logger.info("no key is set: anyone who reaches %s is answered (CAPSERVE_API_KEY)", settings.host)
     return _ended(partial(workers.run, settings, work) if several else partial(_serve, settings))
 
 
@@ -91,7 +91,7 @@ def check(settings: Settings) -> int:
             net = catalogue.add(nets, open_bundle(made), folder)
             others = [f"; {each.variant} within {each.replay:.1e}" for each in catalogue.others(settings, made, net)]
         except (BundleError, StartError) as error:
-            _say(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'not as the settings want it'}: {error}")
+            _say(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'does not match the settings'}: {error}")
             status = 2
         else:
             name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"

@@ -152,6 +152,6 @@ def _missing() -> str | None:
         except OSError as error:
             name, _, why = str(error).partition(": ")
             if "cannot open shared object" in why:
-                brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout brings them"
+                brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout installs them"
                 return f"{name} is missing, a part of {'the NVIDIA driver' if name == DRIVER else brought}"
     return None

@@ -104,7 +104,7 @@ def expect_numbers(model: str, what: str, *made: Array) -> None:
         if np.isfinite(values).all():  # as nearly always
             continue
         strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        raise Unprocessable(f"model {model} makes no numbers of {what} {strange[0]}: ask another, and train this anew")
+        raise Unprocessable(f"model {model} gives no finite numbers for {what} {strange[0]}: ask another, and retrain this one")
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
@@ -127,7 +127,7 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
         replay = bundle.check_replay(made, variant, net.classify, net.reconstruct)
         blank = np.zeros((1, *made.manifest.image_shape), np.float32)
         if not all(np.isfinite(each).all() for each in net.classify(blank)):  # a squash that divides by a length of 0, say
-            raise BundleError(f"{made.folder}: expected numbers for a blank picture, found some that are none")
+            raise BundleError(f"{made.folder}: expected finite numbers for a blank picture, found others")
         return replace(net, replay=replay)
     except (BundleError, StartError):
         raise

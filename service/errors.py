@@ -38,14 +38,14 @@ class MalformedRequest(ServiceError):
 
 
 class KeyWanted(ServiceError):
-    status, title = 401, "API key wanted"
-    meaning = "the server's key is wanted"
+    status, title = 401, "API key required"
+    meaning = "the server's key is required"
     headers = {"WWW-Authenticate": "Bearer"}
 
 
 class Forbidden(ServiceError):
     status, title = 403, "forbidden"
-    meaning = "not as the server is set up, or another site's page asks"
+    meaning = "against this server's settings, or from another site's page"
 
 
 class UnknownModel(ServiceError):
@@ -91,7 +91,7 @@ class Unprocessable(ServiceError):
 
 class HeadTooLarge(ServiceError):
     status, title = 431, "head too large"
-    meaning = "more headers, or a longer path, than anybody needs"
+    meaning = "too many headers, or too long a path"
 
 
 class TurnedAway(ServiceError):

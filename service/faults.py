@@ -32,7 +32,7 @@ def sentences(model: type[BaseModel], error: ValidationError, whole: str) -> lis
     told = [_sentence(_schema(model), fault, whole) for fault in found if fault["type"] != UNKNOWN]
     if unknown:
         known = ", ".join(_schema(model)["properties"])
-        told.append(f"{whole} takes no {', '.join(name[:40] for name in unknown[:MOST])}, but {known}")
+        told.append(f"{whole} takes {known}, not {', '.join(name[:40] for name in unknown[:MOST])}")
     return told[:MOST]
 
 

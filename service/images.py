@@ -111,7 +111,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         if form is JPEG:
             _refuse_many_scans(scans, math.prod(picture.size), max_pixels)
         if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
-            raise Unprocessable("this BMP is of run lengths and too large to unpack soon; save it as PNG")
+            raise Unprocessable("this run-length-encoded BMP is too large to unpack in time; save it as PNG")
         if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
             picture.load()
             pngfile.expect_all(picture, data)
@@ -222,7 +222,7 @@ def _form(data: bytes) -> Format:
     if found := "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4]):
         raise NotAnImage(f"{known} this is {found}; convert it to PNG")
     if TEXT.fullmatch(data):
-        raise NotAnImage(f"{known} these {len(data)} bytes are text; send what is in the picture's file, not its name nor base64")
+        raise NotAnImage(f"{known} these {len(data)} bytes are text; send the picture file's content, not its name or base64")
     raise NotAnImage(f"{known} these {len(data)} bytes are not a picture we know; convert it to PNG")
 
 
@@ -281,7 +281,7 @@ def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
     if max(size) > LONGEST:
         raise TooLarge(
-            f"the picture has {width}x{height} pixels and at most {LONGEST:,} a side are read; scale it down or cut it"
+            f"the picture has {width}x{height} pixels and at most {LONGEST:,} per side are read; scale it down or crop it"
         )
     if width * height > max_pixels:
         raise TooLarge(f"the picture has {width}x{height} pixels and at most {max_pixels:,} in all are read; scale it down")
@@ -295,10 +295,10 @@ def _damage_is_the_senders(form: Format) -> Iterator[None]:
     except ServiceError:
         raise
     except MemoryError as error:
-        raise TooLarge("there is not the memory to decode this picture; scale it down") from error
+        raise TooLarge("not enough memory to decode this picture; scale it down") from error
     except Exception as error:
         if "MAX_TEXT_CHUNK" in str(error):
             raise Unprocessable("this PNG has over a megabyte of compressed text beside the picture; save it without") from error
         raise Unprocessable(
-            f"this begins as a {form.name} file and cannot be decoded: it is truncated or damaged; save it again and resend"
+            f"this begins like a {form.name} file but cannot be decoded: it is truncated or damaged; save it again and resend"
         ) from error

@@ -235,7 +235,7 @@ def manifest_of(folder: Path) -> Manifest:
     except OSError as error:
         raise BundleError(
             f"{folder}: no bundle there: expected a readable {MANIFEST}, found {error.strerror}; a folder whose name begins "
-            "with _ is left alone"
+            "with _ is skipped"
         ) from error
     except (ValueError, RecursionError) as error:
         raise BundleError(f"{path}: expected JSON, found {error}") from error

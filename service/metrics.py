@@ -170,7 +170,7 @@ class Metrics:
         if self._files is None:
             return generate_latest(self.registry)
         if not os.path.isdir(self._files):
-            raise Broken("the folder in which this server's workers count was removed; start the server again", "failed")
+            raise Broken("the folder of the workers' metrics was removed; restart the server", "failed")
         everyone = CollectorRegistry()
         everyone.register(self.references)
         MultiProcessCollector(everyone, self._files)  # type: ignore[no-untyped-call]

@@ -37,8 +37,8 @@ def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
     fingerprint, label, values = _read(token, name)
     if fingerprint != manifest.fingerprint:
         raise Unprocessable(
-            f"{name} was made by another model than {manifest.name} {manifest.version}; "
-            "name its own with ?model=, or ask /predict for a new one"
+            f"{name} was made by another model, not {manifest.name} {manifest.version}; "
+            "name its model with ?model=, or ask /predict for a new one"
         )
     if len(values) == 2 * manifest.pose_size and label < len(manifest.classes):
         found = np.frombuffer(values, "<f2").astype(np.float32)

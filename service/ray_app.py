@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 NAME = "capserve"
 BATCHES = 8  # that a replica is given at most, waiting and running
 OFFER = (
-    "Ray's proxy loses what comes with an offer of another protocol; send this without the header Upgrade, as curl does without "
-    "--http2, and Java's HttpClient with version(HTTP_1_1)"
+    "Ray's proxy loses bodies that come with an offer of another protocol; send this without the header Upgrade, as curl does "
+    "without --http2, and Java's HttpClient with version(HTTP_1_1)"
 )
 ATTEMPTS = 3  # a bundle that is not sound will not be so the twentieth time either
 MARGIN = 5.0  # seconds beyond drain before Ray kills a replica
@@ -133,7 +133,7 @@ class Replica:
         while not self._service.catalogue.warm:
             await asyncio.sleep(0.05)
         if not self._service.catalogue.alive:
-            raise RuntimeError("a model has failed again and again, which is in the log")
+            raise RuntimeError("a model has failed again and again; see the log")
 
     async def measured(self) -> tuple[str, list[Metric]]:
         self._service.measure()
@@ -158,18 +158,18 @@ class Replicas(Siblings):
                 logger.error("a replica could not be told to reload: %s", error)
         faults = [fault for fault in told if isinstance(fault, str)]
         if faults:
-            raise NotReloaded(f"{faults[0]}; it still serves what it did, and {_name()} serves what is new")
+            raise NotReloaded(f"{faults[0]}; it still serves the old models, and {_name()} the new")
         if any(isinstance(error, Exception) for error in told):
-            raise NotReloaded(f"a replica did not answer, which is in the log; {_name()} serves what is new: ask again")
+            raise NotReloaded(f"a replica did not answer (see the log); {_name()} serves the new models: ask again")
 
     async def metrics(self, own: Callable[[], Awaitable[bytes]]) -> bytes:
         try:
             found = await _all("measured", timeout_s=PATIENCE)
         except TimeoutError:
-            raise Busy(f"a replica did not tell its metrics within {PATIENCE:g} seconds; ask again", "replicas") from None
+            raise Busy(f"a replica did not report its metrics within {PATIENCE:g} seconds; ask again", "replicas") from None
         for error in found:
             if isinstance(error, Exception):
-                logger.error("a replica did not tell its metrics: %s", error)
+                logger.error("a replica did not report its metrics: %s", error)
         told = [each for each in found if not isinstance(each, Exception)]
         return await in_own_thread(partial(exposition, told))  # of sixteen replicas it takes 0.3 s
 

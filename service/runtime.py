@@ -19,7 +19,7 @@ os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
-    raise StartError("onnxruntime is not installed; `pip install '.[cpu]'` in the checkout brings it, or [gpu]") from error
+    raise StartError("onnxruntime is not installed; `pip install '.[cpu]'` in the checkout installs it, or [gpu]") from error
 
 ort = onnxruntime  # by way of here, so that nobody imports it before the setting above
 Arrays = list[NDArray[Any]]

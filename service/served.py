@@ -94,7 +94,7 @@ class Served:
         try:
             expect_numbers(self.manifest.name, what, *made)
         except Unprocessable:  # of one alone: all others are answered
-            logger.error("model %s makes no numbers of a %s", self.manifest.name, what)
+            logger.error("model %s gives no finite numbers for a %s", self.manifest.name, what)
             raise
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:

@@ -26,7 +26,7 @@ FLOAT = "FP32"
 WIRE = np.dtype("<f4")
 SIZED = "; the header Inference-Header-Content-Length says where it ends: count its bytes, not its characters"
 BINARY = (
-    "; bytes that follow the JSON want the header Inference-Header-Content-Length, which says how long the JSON is, "
+    "; bytes that follow the JSON need the header Inference-Header-Content-Length, which says how long the JSON is, "
     "and a picture's file goes to POST /predict"
 )
 MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
@@ -120,7 +120,7 @@ def _bare(body: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Infer
     (port,) = inputs
     row = math.prod(port.shape[1:]) * WIRE.itemsize
     if not body or len(body) % row:
-        told = f"{port.name}: with no JSON in it, as Inference-Header-Content-Length says, the body is of {row} bytes a picture"
+        told = f"{port.name}: Inference-Header-Content-Length says there is no JSON: expected {row} bytes per picture"
         raise MalformedRequest(f"{told}, found {len(body)}")
     rows = np.frombuffer(body, WIRE).reshape(-1, *port.shape[1:]).astype(np.float32)
     return Inference(None, {port.name: rows}, {output.name: True for output in outputs})
@@ -223,7 +223,7 @@ def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
         shape.append(lengths.pop())
         data = list(chain.from_iterable(data))
     if not kinds <= {int, float}:
-        raise MalformedRequest(f"{name}: data holds something that is no number")
+        raise MalformedRequest(f"{name}: data holds something that is not a number")
     try:
         with np.errstate(over="ignore"):  # too large becomes infinite, which is for the model's owner to judge
             return shape, np.array(data, np.float32)
@@ -248,7 +248,7 @@ def _know(name: str, parameters: Parameters, known: str) -> None:
     """Shared memory, classification and the like change what an answer means: silence would be a wrong answer."""
     unknown = sorted(parameters.keys() - {known})
     if unknown:
-        raise MalformedRequest(f"{name}: of tensor parameters only {known} is served, found {_listed(unknown)}")
+        raise MalformedRequest(f"{name}: expected no tensor parameter but {known}, found {_listed(unknown)}")
 
 
 def _flag(name: str, parameters: Parameters, default: bool) -> bool:

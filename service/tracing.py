@@ -24,7 +24,7 @@ try:
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
     from opentelemetry.util.re import parse_env_headers
 except ModuleNotFoundError as error:
-    raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install '.[otel]'` in the checkout brings it") from error
+    raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install '.[otel]'` in the checkout installs it") from error
 
 HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # where a collector's key goes
 NANOSECONDS = 1_000_000_000
@@ -88,4 +88,4 @@ def expect_headers() -> None:
     for name in HEADERS:
         parts = [part for part in os.environ.get(name, "").split(",") if part.strip()]
         if not all(parse_env_headers(part, liberal=True) for part in parts):
-            raise StartError(f"{name}: expected NAME=VALUE, or several with commas between; what was found is kept secret")
+            raise StartError(f"{name}: expected NAME=VALUE, or several separated by commas; what was found is kept secret")

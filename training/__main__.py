@@ -65,7 +65,7 @@ def _run(arguments: Sequence[str] | None) -> int:
         return _told(error, TrainingError.exit_status)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        return _told(f"{package} is not installed; `make install` in the checkout brings it", TrainingError.exit_status)
+        return _told(f"{package} is not installed; `make install` in the checkout installs it", TrainingError.exit_status)
     except KeyboardInterrupt:
         return StoppedError.exit_status
     return 0
@@ -116,7 +116,7 @@ def _train(options: argparse.Namespace) -> None:
 
     config = checkpoint.load(options.out).config if options.resume else preset(_named(options.preset))
     if options.resume and options.preset not in (None, config.preset):
-        raise TrainingError(f"{options.out} is a run of {config.preset}, not of {options.preset}; without --preset it goes on")
+        raise TrainingError(f"{options.out} is a run of {config.preset}, not of {options.preset}; omit --preset to continue")
     given = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(Training) if hasattr(options, entry.name)}
     network = {name: value for name in ("routing", "iterations") if (value := getattr(options, name)) is not None}
     try:
@@ -131,7 +131,7 @@ def _train(options: argparse.Namespace) -> None:
 
 def _named(name: str | None) -> str:
     if name is None:
-        raise TrainingError(f"expected --preset with one of {', '.join(PRESETS)}, or --resume to go on with the run in --out")
+        raise TrainingError(f"expected --preset with one of {', '.join(PRESETS)}, or --resume to continue the run in --out")
     return name
 
 
@@ -156,7 +156,7 @@ def _evaluate(options: argparse.Namespace) -> None:
             data = subject.data(options.data, its_own=options.record)
             if data.dark_on_light and data.digest != subject.digest:
                 dark = f"the pictures in {data.folder} look dark on light"
-                print(f"{dark} and are taken as they are; if it learned others, store 255 - x")
+                print(f"{dark} and are used as they are; if it learned light on dark, store 255 - x")
             measured.append({})
             for name, evaluation in subject.evaluations(data):
                 measured[-1][name] = evaluation

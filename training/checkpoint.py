@@ -125,7 +125,7 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
         )
     if not checkpoint.optimizers:
         raise CheckpointError(
-            f"{run / FILE} was written by an earlier captrain, which kept its optimizer otherwise: "
+            f"{run / FILE} was written by an earlier captrain, which stored its optimizer differently: "
             "the run can be exported and measured, but not resumed. Start anew in another --out"
         )
     data.expect(checkpoint.digest)
@@ -137,6 +137,6 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
     if checkpoint.processes not in (0, processes):
         raise CheckpointError(
             f"{run / FILE} was trained by {checkpoint.processes} processes, found {processes}; "
-            "others would come to other numbers: resume with as many"
+            "another number would give other results: resume with as many"
         )
     return replace(checkpoint, config=longer, processes=processes)

@@ -162,10 +162,10 @@ class Config(_Part):
         if self.training.loss == "cross_entropy" and getattr(self.network, "output", "") != "softmax":
             raise SettingError(
                 f"loss cross_entropy is for outputs that sum to 1, and those of {self.preset} do not: nothing would shorten the "
-                "capsules of absent classes. Take margin or contrast"
+                "capsules of absent classes. Use margin or contrast"
             )
         if self.training.transform_rate != 1 and isinstance(self.network, PlainNet):
-            raise SettingError(f"transform-rate is of the matrices that make votes, and {self.preset} has none: leave it out")
+            raise SettingError(f"transform-rate is for the matrices that make votes, and {self.preset} has none: leave it out")
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

@@ -88,8 +88,8 @@ class DataSet:
             there = int((self.train.labels == index).sum())
             if there < 2:
                 raise DataError(
-                    f"{self.folder}: class {name!r} has {there or 'no'} training picture: give it two at least, one to learn "
-                    "from and one that is held out, or take it out"
+                    f"{self.folder}: class {name!r} has {there or 'no'} training picture: give it at least two, one to learn "
+                    "from and one that is held out, or remove it"
                 )
         parts = {
             f"last {held_out} training pictures, which are held out to choose by": validation,
@@ -226,7 +226,7 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
         raise DataError(f"{path}: expected a text in UTF-8, found {error}") from error
     names = tuple(name for line in text.splitlines() if (name := line.strip()))
     if len(names) != len(labels):
-        raise DataError(f"{path}: expected a name a line for each of the {len(labels)} labels that occur, found {len(names)}")
+        raise DataError(f"{path}: expected one name per line for the {len(labels)} labels that occur, found {len(names)}")
     if twice := sorted({name for name in names if names.count(name) > 1}):
         raise DataError(f"{path}: expected different names, found {twice[0]} more than once")
     return names

@@ -90,7 +90,7 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
         raise ExportError(f"could not write {folder}: {error.strerror or error}; what stood there is as it was") from error
     made = bundle.read(folder)
     if not made.manifest.boxed:
-        say("its pictures are not ink in a box, as MNIST has it: normalise=auto will scale what it is sent, and find no ink")
+        say("its pictures are not ink in a box, as MNIST's are: normalise=auto will only scale pictures, not find ink")
     return made
 
 
@@ -99,7 +99,7 @@ def _check_is_bundle(folder: Path) -> None:
     if not folder.exists():
         return
     if not (folder / MANIFEST).exists():
-        raise ExportError(f"{folder} is there and is no bundle; only a bundle is replaced by a bundle")
+        raise ExportError(f"{folder} exists and is not a bundle; export replaces only bundles")
     strange = sorted({path.name for path in folder.iterdir()} - FILES - {MANIFEST, f"{MANIFEST}.part"})
     if strange:
         raise ExportError(f"{folder} holds {', '.join(strange[:5])}, and bundles do not; move it away, or choose another folder")
@@ -135,11 +135,11 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
     say(f"replacing the bundle in {folder} ({had})")
     if before.metrics.test:
-        say(f"its test figures go with the bundle that is replaced: `captrain evaluate {folder} --record` counts them again")
+        say(f"its test figures are lost with the replaced bundle: `captrain evaluate {folder} --record` counts them again")
     try:
         config = Config.from_dict(before.config)
     except TrainingError as error:
-        say(f"what it knows of other seeds goes with the bundle that is replaced: {error}")
+        say(f"what it knows of other seeds is lost with the replaced bundle: {error}")
         return ()
     others = before.metrics.other_seeds
     if before.training.data not in (None, checkpoint.digest):
@@ -149,7 +149,7 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
     if len(checkpoint.history) < checkpoint.config.training.all_epochs:
         parted.append("a run that has not ended")
     if others and parted:
-        say(f"what it knows of {len(others)} other seeds goes with the bundle that is replaced: {'; '.join(parted)}")
+        say(f"what it knows of {len(others)} other seeds is lost with the replaced bundle: {'; '.join(parted)}")
     return () if parted else others
 
 
@@ -168,7 +168,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
     say(f"validation error: {', '.join(found)}")
     if any(each.error.percent > MISREAD for each in findings.errors.values()):
-        say("it has learned little: what is usual for its classes is what these pictures are, so its verdicts mean as little")
+        say("it has learned little: its thresholds for what is usual, and so its verdicts, mean as little")
     _write_example(models, torch.tensor(findings.usual.prototypes), folder)
     return findings
 
@@ -181,7 +181,7 @@ def _turned(trained: Network, samples: Iterator[Batch], config: Config, say: Cal
     moved = float((before - after).abs().max())
     if moved <= PARITY:
         return turned
-    say(f"this routing looks at single axes of a pose (turned, lengths change by {moved:.2g}): they stay as they were learned")
+    say(f"this routing looks at single axes of a pose (turning them changes lengths by {moved:.2g}): they stay as learned")
     return trained
 
 
@@ -189,7 +189,7 @@ def _finite(checkpoint: Checkpoint) -> Network:
     """What a run has learned, which must be numbers."""
     network = checkpoint.restored()
     if not all(bool(weights.isfinite().all()) for weights in network.state_dict().values()):
-        raise ExportError("expected finite weights, found some that are no number: there is nothing to export in this run")
+        raise ExportError("expected finite weights, found some that are not: this run has nothing to export")
     return network
 
 
@@ -202,7 +202,7 @@ def _measure(
         strange = sum(int((~model.classify(batch.images).lengths.isfinite().all(dim=1)).sum()) for batch in batches())
         if strange:
             raise ExportError(
-                f"{variant} makes no numbers of {strange} of {len(validation)} validation pictures: nothing to serve"
+                f"{variant} gives no finite numbers for {strange} of {len(validation)} validation pictures: nothing to serve"
             )
     return _Findings(
         parity=worst,

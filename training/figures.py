@@ -39,7 +39,7 @@ def figures(
     if not batches:
         raise ExportError("there is nothing to draw: the network names no drawing as it named its picture; train it further")
     if (out / MANIFEST).exists():
-        raise ExportError(f"{out} holds a bundle, which is to hold nothing else; choose another --out")
+        raise ExportError(f"{out} holds a bundle, which must hold nothing else; choose another --out")
     drawn = {
         "reconstructions.png": reconstructions(model, batches, classes, right=True),
         "mistakes.png": reconstructions(model, batches, classes, right=False),

@@ -106,7 +106,7 @@ def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
     groups = [{"params": inner, "highest": base}, {**turning, "columns": config.network.pose_size}]
     groups = [group for group in groups if group["params"]]
     if not groups:
-        raise SettingError("muon is for transformations and for convolutions behind the first, and there are none: leave it out")
+        raise SettingError("muon is for transformations and for convolutions after the first, and there are none: leave it out")
     return {"adam": torch.optim.Adam([others], lr=settings.learning_rate, fused=True), "muon": Muon(groups, lr=settings.muon)}
 
 

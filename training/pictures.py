@@ -113,7 +113,7 @@ def _picture(path: Path) -> Image.Image:
                 raise DataError(f"{path}: expected a picture without transparent parts; lay it over a background first")
             return _upright(image).convert(MODES[image.mode])
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-        raise DataError(f"{path}: expected a picture, found none that can be read ({error}); mend it or move it away") from error
+        raise DataError(f"{path}: expected a picture, found an unreadable file ({error}); repair it or move it away") from error
 
 
 def _upright(image: Image.Image) -> Image.Image:

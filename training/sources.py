@@ -81,7 +81,7 @@ def find(dataset: str, folder: Path | None) -> Path:
     if shared := os.environ.get("CAPSERVE_DATA"):
         if not Path(shared).is_dir():
             raise DataError(
-                f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it and the data is downloaded"
+                f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it to download the data"
             )
         if dataset == "folder":
             return _held(Path(shared), dataset)
@@ -89,7 +89,7 @@ def find(dataset: str, folder: Path | None) -> Path:
         if held and (held.name == dataset or not of_another(held, dataset)):
             return held
     if dataset == "folder":
-        raise DataError("data set 'folder' needs to be told where: pass --data DIR")
+        raise DataError("data set 'folder' needs a folder: pass --data DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capserve" / dataset
     return _holding(cache, dataset) or download(SOURCES[dataset], cache)
 

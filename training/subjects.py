@@ -88,7 +88,7 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
         if first.digest not in (None, run.digest):
             parted.append("other training pictures")
         if parted:
-            raise TrainingError(f"expected runs that differ from the bundle in their seed alone, found {'; '.join(parted)}")
+            raise TrainingError(f"expected runs that differ from the bundle only in their seed, found {'; '.join(parted)}")
     for subject in subjects if runs else ():
         done, asked = len(subject.history), subject.config.training.all_epochs
         if done < asked:

@@ -61,7 +61,7 @@ def fitted(config: Config, data: DataSet) -> Config:
     pairs = arrangement(config.training.pairs)
     if len(data.classes) <= pairs.objects:
         raise DataError(
-            f"pictures of {pairs.objects} objects want more classes than that to choose from, found {len(data.classes)}"
+            f"pictures of {pairs.objects} objects need more classes than that to choose from, found {len(data.classes)}"
         )
     shape = (channels, *pairs.canvas(height, width))
     return replace(config, network=replace(config.network, image_shape=shape, classes=len(data.classes)))
@@ -75,7 +75,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     if resume:
         start = checkpoints.resumable(out, config, data, place.world)
     elif (out / checkpoints.FILE).exists():
-        raise CheckpointError(f"{out} already holds a run; pass --resume to go on with it, or choose another --out")
+        raise CheckpointError(f"{out} already holds a run; pass --resume to continue it, or choose another --out")
     else:
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
     torch.use_deterministic_algorithms(place.device.type == "cpu")
@@ -95,7 +95,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         if held_out > learned:
             print("more pictures are held out than there are to learn from: hold out fewer, with --validation")
     if place.leads and data.dark_on_light:
-        print(f"the pictures in {data.folder} look dark on light: what training moves in from outside is 0, so store 255 - x")
+        print(f"the pictures in {data.folder} look dark on light: training fills borders with 0, so store 255 - x")
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
         _write_history(start.history, out)  # whoever killed it behind its last checkpoint left a row out
@@ -105,7 +105,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
-        raise StoppedError(f"stopped at step {start.step}; go on with the same command and --resume")
+        raise StoppedError(f"stopped at step {start.step}; continue with the same command and --resume")
     return start
 
 
@@ -238,7 +238,7 @@ class Run:
         kept = self.out / checkpoints.FILE
         hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
         raise DivergedError(
-            f"{what} at step {self.checkpoint.step}; {hint}. Resumed it would come to the same: start anew in another --out with "
+            f"{what} at step {self.checkpoint.step}; {hint}. Resuming would end the same: start anew in another --out with "
             "a lower --learning-rate"
             + (" or --transform-rate" if self.settings.transform_rate > 1 else "")
             + (" or --muon" if self.settings.muon else "")
@@ -248,7 +248,7 @@ class Run:
         """Never over a good checkpoint with weights that are no numbers: their loss may not have been seen yet."""
         state = self.checkpoint
         if not self.learner.sound:
-            self._diverged("a weight is no finite number")
+            self._diverged("a weight is not finite")
         self.learner.store(state)
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)

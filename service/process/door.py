@@ -43,7 +43,7 @@ class Door:
             self._full.cancel()
         self._loop.remove_reader(self._listener)
         if error := self._let_some_in(BACKLOG + 1):  # as many as Linux lets wait
-            logger.error("connections that waited are reset, since no more can be taken (%s)", error.strerror)
+            logger.error("waiting connections are reset, since no more can be accepted (%s)", error.strerror)
         self._listener.close()
         if self._coming:
             await asyncio.wait(self._coming)
@@ -55,7 +55,7 @@ class Door:
     def _answer_the_door(self) -> None:
         if error := self._let_some_in(A_TURN):
             advice = "; raise the limit, as with ulimit -n" if error.errno in NO_FILES else ""
-            logger.error("connections wait, since no more can be taken (%s)%s", error.strerror, advice)
+            logger.error("connections wait, since no more can be accepted (%s)%s", error.strerror, advice)
             self._loop.remove_reader(self._listener)
             self._full = self._loop.call_later(PAUSE, self._watch)
 

@@ -140,7 +140,7 @@ class Server(uvicorn.Server):
         if not _supervised():
             logger.error("%s: stopping", ORPHANED)
         elif self._was_ready and not self._catalogue.alive:
-            logger.error("a model hangs, or fails again and again: this worker ends, for another to take its place")
+            logger.error("a model hangs, or fails again and again: this worker ends, and another replaces it")
             self.status = siblings.REPLACE_ME
         else:
             return

@@ -35,8 +35,8 @@ def folder() -> Iterator[None]:
         made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise StartError(
-            f"several workers keep their metrics in a temporary folder: {error.strerror}; name a place for it with TMPDIR, "
-            "or have one worker (CAPSERVE_WORKERS=1)"
+            f"several workers keep their metrics in a temporary folder: {error.strerror}; choose another with TMPDIR, "
+            "or use one worker (CAPSERVE_WORKERS=1)"
         ) from error
     with made as name:
         os.environ[FOLDER] = name
@@ -72,7 +72,7 @@ def lay_down(place: int) -> None:
     try:
         if not files.is_dir():
             logger.error(
-                "the folder of the workers' metrics, %s, was removed: start the server again, or they will not be whole", files
+                "the folder of the workers' metrics, %s, was removed: restart the server, or metrics stay incomplete", files
             )
             files.mkdir()
         for kind, size in SIZES.items():

@@ -75,7 +75,7 @@ class _Supervisor:
             self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
         except OSError as error:  # not every sandbox has it
             why = f"several workers share a few bytes of memory, in /dev/shm: {error.strerror}"
-            raise StartError(f"{why}; let them write there, or have one worker (CAPSERVE_WORKERS=1)") from error
+            raise StartError(f"{why}; make it writable, or use one worker (CAPSERVE_WORKERS=1)") from error
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
         self._slowest = 0.0  # seconds to start in
         self._pause = SOON

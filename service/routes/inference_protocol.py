@@ -136,7 +136,7 @@ async def infer_version(request: Request, name: str, version: str) -> Response:
 def _served(request: Request, name: str, version: str | None = None) -> Served:
     served = state.of(request).catalogue.get(name)
     if version not in (None, served.manifest.version):
-        raise UnknownModel(f"{name} has no such version; it is {served.manifest.version}")
+        raise UnknownModel(f"{name} has no such version; it has {served.manifest.version}")
     return served
 
 

@@ -35,15 +35,15 @@ async def reload(request: Request) -> Response:
     service = state.of(request)
     if service.settings.api_key is None:
         raise Forbidden(
-            "reloading over HTTP wants a key: start the server with CAPSERVE_API_KEY; or start it again; or, if no terminal "
+            "reloading over HTTP needs a key: start the server with CAPSERVE_API_KEY; or restart it; or, if no terminal "
             "runs it, send it SIGHUP"
         )
     if _foreign(request):
-        raise Forbidden("another site's page asks for this reload; ask from this server's own, or with curl")
+        raise Forbidden("another site's page sent this reload; use this server's own page, or curl")
     try:
         changes = await service.catalogue.reload()
     except (BundleError, StartError) as error:
-        raise NotReloaded(f"{error}; what was served before still is") from error
+        raise NotReloaded(f"{error}; the previous models still serve") from error
     await service.siblings.let_all_reload()
     return JSONResponse({"models": changes})
 

@@ -25,6 +25,4 @@ class Bodies:
     def admit(self, size: int = 0) -> None:
         """Raises Busy when that many more would be too many."""
         if self.held + self.unread + size > self._most:
-            raise Busy(
-                "others' bodies, and answers that they do not read, fill the memory there is for them; ask again later", "bodies"
-            )
+            raise Busy("others' bodies and unread answers fill the memory reserved for them; ask again later", "bodies")

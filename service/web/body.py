@@ -49,7 +49,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
                 bodies.take(visit, len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
-        raise TooSlow(f"the body was not here after {patience:g} seconds; send it faster, or a smaller one") from None
+        raise TooSlow(f"the body did not arrive in {patience:g} seconds; send it faster, or a smaller one") from None
     finally:
         visits.completed(request.scope)
     return b"".join(chunks)
@@ -94,7 +94,7 @@ def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
 def _kind(content_type: str, body: bytes) -> str:
     kind = content_type.partition(";")[0].strip().lower()
     if kind != MULTIPART and multipart.looks_so(body):
-        told = f"the body is {MULTIPART} and Content-Type says {kind[:60] or 'nothing'}"
+        told = f"the body is {MULTIPART} but Content-Type says {kind[:60] or 'nothing'}"
         raise MalformedRequest(f"{told}; {multipart.LEFT_ALONE}")
     return kind
 
@@ -113,14 +113,14 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     found = []
     for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
-            told = f"a multipart field is called {part.name[:40]!r}; call each picture's field file"
-            raise MalformedRequest(f"{told}, and put options into the query, as {OPTION}")
+            told = f"a multipart field is called {part.name[:40]!r}; call each picture's field 'file'"
+            raise MalformedRequest(f"{told}, and put options into the query: {OPTION}")
         found.append(part.content)
     return found
 
 
 def _parsed(model: type[Sent], body: bytes, most: int) -> Sent:
-    wanted = f"send {model.FORM}, and put options into the query, as {OPTION}"
+    wanted = f"send {model.FORM}, and put options into the query: {OPTION}"
     limit = max(MOST_VALUES, 4 * most)
     if tensors.counted(body) > limit:
         raise TooLarge(f"more than {limit:,} values in JSON; {wanted}")
@@ -134,7 +134,7 @@ def _from_base64(text: str, which: str) -> bytes:
     if text[:5].lower() == "data:":  # as browsers write a canvas
         head, comma, text = text.partition(",")
         if not (comma and head.lower().endswith(";base64")):
-            raise MalformedRequest(f"{which} is a data URI of another form than data:image/png;base64,...; send it so")
+            raise MalformedRequest(f"{which} is a data URI, but not of the form data:image/png;base64,...; use that")
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:

@@ -113,7 +113,7 @@ class Envelope:
 
     def _key_wanted(self, scope: Scope) -> Response:
         another = any(_key(name, value) is not None for name, value in scope["headers"])
-        told = "the key that came is not the server's; " if another else ""
+        told = "the key sent is not the server's; " if another else ""
         wanted = KeyWanted(f"{told}send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
         answer = self._refusal(wanted, visits.of(scope))
         by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])

@@ -30,7 +30,7 @@ class Lateness:
         self._last = now
         if now - self._first > self._longest:
             raise Busy(
-                f"more requests come than can be read: this one was looked at after {waited:.1f} s; ask again after the seconds "
+                f"more requests come than can be read: this one was read after {waited:.1f} s; ask again after the seconds "
                 "in Retry-After",
                 "loop",
             )

@@ -60,7 +60,7 @@ async def on_http(request: Request, error: Exception) -> Response:
         headers["Allow"] = _allowed(headers["Allow"])
         detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; {below}/docs says how"
         if "access-control-request-method" in request.headers:  # a browser asks, on behalf of another site's page
-            detail = "pages of other origins may ask nothing here: put yours and this service behind one proxy, under one origin"
+            detail = "pages of other origins get no answers here: put yours and this service behind one proxy, under one origin"
     return problem(error.status_code, title, detail, headers)
 
 

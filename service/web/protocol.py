@@ -157,7 +157,7 @@ class Protocol(HttpToolsProtocol):
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
-            raise MalformedRequest("of transfer codings chunked alone is read; send the body so, or with its Content-Length")
+            raise MalformedRequest("chunked is the only transfer coding read; send the body so, or with its Content-Length")
         if self.parser.get_http_version() == "1.0":  # which knows no 100 Continue, RFC 9110 10.1.1
             self.expect_100_continue = False
         self._in_head, self._in_body, self._head = False, True, 0
@@ -242,7 +242,7 @@ class Protocol(HttpToolsProtocol):
         """However slow a client is, it may go on; but one that reads nothing would have us keep its answers for ever."""
         if self.transport.get_write_buffer_size() < before:
             return self._expect_reader()
-        error = TooSlow(f"nothing of an answer was read for {self._patience:g} seconds; read it faster")
+        error = TooSlow(f"no part of an answer was read for {self._patience:g} seconds; read it faster")
         logger.info("cut off: %s", error.detail)
         self._count(error)
         self.transport.abort()
@@ -250,7 +250,7 @@ class Protocol(HttpToolsProtocol):
     # Heads that are too slow, and what is refused
 
     def _expect_head(self) -> None:
-        error = TooSlow(f"the request's head was not here after {self._patience:g} seconds; send it faster")
+        error = TooSlow(f"the request's head did not arrive in {self._patience:g} seconds; send it faster")
         self._head_timer = self.loop.call_later(self._patience, self._refuse, error)
 
     def _forget_timer(self) -> None:
@@ -312,13 +312,13 @@ class Protocol(HttpToolsProtocol):
 def _not_understood(error: httptools.HttpParserError, data: bytes, first: bool) -> str:
     """What to send in place of this data; `first`: nothing was asked on the connection before."""
     if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
-        return "expected an address that begins with / and is ASCII alone; write what else is in it as %C3%A9 for \u00e9"
+        return "expected an address that begins with / and is all ASCII; write \u00e9, for example, as %C3%A9"
     if first and data.startswith(HANDSHAKE):
         return "expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port"
     if data.startswith(HTTP_2):
         return "expected HTTP/1.1, found HTTP/2; gRPC is not spoken here, /v2 is over HTTP/1.1"
     if isinstance(error, httptools.HttpParserInvalidMethodError):
-        return "expected a method that HTTP has, as GET or POST, in capitals"
+        return "expected an HTTP method, such as GET or POST, in capitals"
     if str(error).startswith("Expected HTTP/"):
-        return "expected HTTP/1.1 behind the address; write a space in an address as %20"
+        return "expected HTTP/1.1 after the address; write a space in an address as %20"
     return f"expected a request as HTTP/1.1 has it (RFC 9112); found: {error}"

@@ -54,7 +54,7 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         assert client.post("/predict", files={"file": seven}).status_code == 401
         another = client.get("/models", headers={"X-API-Key": KEY[:-1]})
         assert another.status_code == 401
-        assert "the key that came is not the server's" in another.json()["detail"]
+        assert "the key sent is not the server's" in another.json()["detail"]
         assert client.get("/models", headers={"X-API-Key": "naïve".encode()}).status_code == 401
         assert client.get("/models", headers={"Authorization": "Basic !"}).status_code == 401
         basic = base64.b64encode(f"anyone:{KEY}".encode()).decode()
@@ -222,7 +222,7 @@ def test_models_are_looked_after_though_measuring_them_fails_once(
             patched.setattr("service.catalogue.Catalogue.measure", _raise)
             patched.setattr(type(nets["tiny"].encoder), "run", _raise)
             assert client.post("/predict", files={"file": seven}).status_code == 503
-            until(lambda: "looking after the models failed" in caplog.text)
+            until(lambda: "supervising the models failed" in caplog.text)
         until(lambda: client.get("/readyz").status_code == 200)
         until(lambda: samples(client)["capserve_ready",] == 1)
 

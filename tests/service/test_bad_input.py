@@ -27,7 +27,7 @@ from tests.service.test_metrics import samples
 from tests.waiting import until
 
 LIMIT = 200_000
-OPTIONS = ", and put options into the query, as ?model=NAME"
+OPTIONS = ", and put options into the query: ?model=NAME"
 
 
 @contextmanager
@@ -93,7 +93,7 @@ def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -
 @pytest.mark.parametrize("text", [b"seven.png", base64.b64encode(encoded(drawn("7")))], ids=["its name", "base64"])
 def test_text_in_place_of_a_picture_is_told_to_be_that(small: httpx.Client, text: bytes) -> None:
     """What comes of `curl -F file=seven.png`, where an @ was meant."""
-    told = f"these {len(text)} bytes are text; send what is in the picture's file, not its name nor base64"
+    told = f"these {len(text)} bytes are text; send the picture file's content, not its name or base64"
     assert told in refused(small.post("/predict", files={"file": text}), 415)
 
 
@@ -176,7 +176,7 @@ SENT = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc\r\n--x--\
     [
         ("multipart/form-data; boundary=y", SENT, "the boundary that Content-Type names is nowhere in"),
         ("multipart/form-data; boundary=x", b"", "there is nothing (0 bytes) in"),
-        ("image/png", SENT, "the body is multipart/form-data and Content-Type says image/png"),
+        ("image/png", SENT, "the body is multipart/form-data but Content-Type says image/png"),
         ("application/json", SENT, "says application/json"),
         ("", SENT, "says nothing"),
         ("image/png; boundary=x", SENT.replace(b"form-data", b"attachment"), "says image/png"),  # as curl calls it then
@@ -239,7 +239,7 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
         == 'image is missing: give the picture\'s bytes in base64, or a data URI of them; send {"image": "<base64>"}' + OPTIONS
     )
     told = refused(small.post("/predict", files={"file": seven, "model": b"tiny"}), 400)
-    assert told == "a multipart field is called 'model'; call each picture's field file" + OPTIONS
+    assert told == "a multipart field is called 'model'; call each picture's field 'file'" + OPTIONS
     told = refused(small.post("/predict/batch", json={"images": ["", 7]}), 400)
     assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}' + OPTIONS
     assert refused(small.post("/predict", json={"image": {}}), 400).startswith("image: expected text, found an object")
@@ -266,7 +266,9 @@ def test_parameters_out_of_range(small: httpx.Client, seven: bytes) -> None:
     assert "normalise: expected auto or none, found yes" in refused(
         small.post("/predict?normalise=yes", files={"file": seven}), 422
     )
-    assert "the query takes no colour, but model" in refused(small.post("/predict?colour=red", files={"file": seven}), 422)
+    assert "the query takes model, normalise, reconstruct, input, not colour" in refused(
+        small.post("/predict?colour=red", files={"file": seven}), 422
+    )
     assert "more than once" in refused(small.post("/predict?model=tiny&model=tiny", files={"file": seven}), 422)
     assert "tiny" in refused(small.post("/predict?model=resnet", files={"file": seven}), 404)
 
@@ -280,7 +282,7 @@ def test_paths_and_methods_that_are_not_there(small: httpx.Client) -> None:
     assert "takes GET, HEAD and not DELETE" in refused(answer, 405)
     assert answer.headers["Allow"] == "GET, HEAD"
     asked = {"Origin": "http://another.example", "Access-Control-Request-Method": "POST"}
-    assert "pages of other origins may ask nothing here" in refused(small.options("/predict", headers=asked), 405)
+    assert "pages of other origins get no answers here" in refused(small.options("/predict", headers=asked), 405)
 
 
 @pytest.mark.parametrize("path", ["/models", "/models/tiny", "/v2", "/v2/models/tiny"])
@@ -372,7 +374,7 @@ def _in_run_lengths(width: int, height: int, runs: bytes) -> bytes:
 )
 def test_a_large_bmp_in_run_lengths_is_refused_before_it_is_unpacked(bomb: bytes) -> None:
     """Pillow does so in Python: a thread for seconds, of six kilobytes."""
-    with soon(), pytest.raises(Unprocessable, match="this BMP is of run lengths"):
+    with soon(), pytest.raises(Unprocessable, match="this run-length-encoded BMP"):
         images.read(bomb, 25_000_000)
 
 

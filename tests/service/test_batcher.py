@@ -206,7 +206,7 @@ async def test_what_is_still_decoded_has_its_room_reserved():
     house = House(max_queue=5)
     with house.batcher.reserved(3):
         house.batcher.admit(2)
-        with pytest.raises(Busy, match="the queue holds 5 images, and 3 of them are there already"), house.batcher.reserved(3):
+        with pytest.raises(Busy, match="the queue holds 5 images and already has 3"), house.batcher.reserved(3):
             pass
     with suppress(ValueError), house.batcher.reserved(5):
         raise ValueError
@@ -244,7 +244,7 @@ async def test_who_is_refused_is_told_when_there_will_be_room():
     taken = [house.send(2) for _ in range(30)]
     await until_soon(lambda: len(house.watcher.batches) >= 5)
     house.batcher.max_queue = house.batcher.queued + 1
-    for images, told in ((1, r"will for about 1\.\d s"), (2, "the queue holds")):
+    for images, told in ((1, r"takes about 1\.\d s"), (2, "the queue holds")):
         with pytest.raises(Busy, match=told) as refused:
             house.batcher.admit(images)
         assert refused.value.headers == {"Retry-After": "2"}
@@ -261,7 +261,7 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
             await asyncio.sleep(0.01)
             house.batcher.admit()
 
-    told = r"what waits already will for about \d\.\d s \(\d+ images\), and nobody is to wait longer than 0.4 s"
+    told = r"the queue takes about \d\.\d s \(\d+ images\), longer than the limit of 0.4 s"
     assert house.batcher.limit == 1_000
     with pytest.raises(Busy, match=told) as refused:
         await keeps_coming()

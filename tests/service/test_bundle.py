@@ -302,7 +302,7 @@ def test_no_damage_to_an_example_escapes_as_another_error(copy: Path) -> None:
         ("images", np.zeros((3, 1, 28, 28)), "type of images: expected float32, found float64"),
         ("classes", np.zeros(3, np.int32), "type of classes: expected int64, found int32"),
         ("reconstructions", np.zeros((3, 28, 28), np.float32), r"shape of reconstructions: expected \(3, 1, 28, 28\)"),
-        ("images", np.zeros((1 << 16, 28, 28), np.float32), "bytes unpacked where 67108864 are the most"),
+        ("images", np.zeros((1 << 16, 28, 28), np.float32), "bytes unpacked, more than 67108864"),
     ],
 )
 def test_an_example_of_another_shape_or_size_is_an_error(copy: Path, name: str, values: NDArray[Any], message: str) -> None:
@@ -323,7 +323,7 @@ def test_the_size_of_an_example_is_of_all_its_arrays(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", size)
     assert len(bundle.read(TINY).example("fp32").images) > 1
     monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", size - 1)
-    with pytest.raises(BundleError, match=f"{size} bytes unpacked where {size - 1} are the most"):
+    with pytest.raises(BundleError, match=f"{size} bytes unpacked, more than {size - 1}"):
         bundle.read(TINY).example("fp32")
 
 

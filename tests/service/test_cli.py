@@ -79,8 +79,8 @@ def test_without_models_it_does_not_start_and_tells_what_else_is_odd() -> None:
     ended = run("serve", "--models=/nonexistent", CAPSERVE_HOST="0.0.0.0", CAPSERVE_API_KEY="", CAPSERVE_QUEUE="9")
     assert ended.returncode == 2
     assert "expected a folder of bundles, found No such file or directory; name another" in ended.stderr
-    assert "no key is asked for: whoever reaches 0.0.0.0 is answered" in ended.stderr
-    (line,) = (each for each in ended.stderr.splitlines() if "and no setting" in each)
+    assert "no key is set: anyone who reaches 0.0.0.0 is answered" in ended.stderr
+    (line,) = (each for each in ended.stderr.splitlines() if "but not settings" in each)
     assert "CAPSERVE_QUEUE" in line
     assert "CAPSERVE_PORT" not in line
     assert "Traceback" not in ended.stderr
@@ -88,7 +88,7 @@ def test_without_models_it_does_not_start_and_tells_what_else_is_odd() -> None:
 
 @pytest.mark.parametrize(
     ("models", "told"),
-    [(BUNDLES / "tiny", "a bundle; name the folder that it lies in"), ("/dev/null", "Not a directory; name another")],
+    [(BUNDLES / "tiny", "a bundle; name the folder that holds it"), ("/dev/null", "Not a directory; name another")],
 )
 def test_what_is_no_folder_of_bundles_is_told(models: Path | str, told: str, here: Run) -> None:
     ended = here("check", "--models", str(models))
@@ -185,7 +185,7 @@ def test_a_log_in_json_ends_in_json_too(flag: str, told: str) -> None:
     ended = run("serve", flag, CAPSERVE_LOG_FORMAT="json", CAPSERVE_HOST="0.0.0.0", CAPSERVE_API_KEY="sesame")
     assert ended.returncode == 2
     assert told in json.loads(ended.stderr.splitlines()[-1])["message"]
-    assert "no key is asked for" not in ended.stderr
+    assert "no key is set" not in ended.stderr
 
 
 def test_what_cannot_be_written_is_told(seven: bytes) -> None:
@@ -247,7 +247,7 @@ def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_i
     ended = here("check", "--models", str(tmp_path), "--variant", "int8")
     assert ended.returncode == 2
     assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["tiny (in apart)", "zoo"]
-    assert "zoo: not as the settings want it: CAPSERVE_VARIANT=int8, but model zoo has only fp32" in ended.stdout
+    assert "zoo: does not match the settings: CAPSERVE_VARIANT=int8, but model zoo has only fp32" in ended.stdout
 
 
 def test_check_replays_every_bundle(broken: Path, here: Run) -> None:
@@ -376,7 +376,7 @@ def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
     (tmp_path / "7.png").write_bytes(seven)
     ended = here("predict", str(tmp_path / "7.png"))
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert "7.png: model tiny makes no numbers of picture 0" in ended.stderr
+    assert "7.png: model tiny gives no finite numbers for picture 0" in ended.stderr
 
 
 def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client, here: Run) -> None:
@@ -410,8 +410,8 @@ def test_check_refuses_what_serve_would(tmp_path: Path, here: Run) -> None:
         shutil.copytree(BUNDLES / "tiny", tmp_path / folder)
     ended = here("check", "--models", str(tmp_path))
     assert ended.returncode == 2
-    assert "expected a name of its own, found tiny again; change `name` in its manifest.json, or" in ended.stdout
+    assert "expected a unique name, found tiny again; change `name` in its manifest.json, or" in ended.stdout
     for ended in (here("check", "--model", "nope"), run("serve", "--model", "nope")):
         assert ended.returncode == 2
         assert f"CAPSERVE_MODEL=nope, but {BUNDLES} has only tiny" in ended.stderr
-        assert "no key is asked for" not in ended.stderr  # whoever is not on this machine reaches nothing
+        assert "no key is set" not in ended.stderr  # whoever is not on this machine reaches nothing

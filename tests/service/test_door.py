@@ -65,7 +65,7 @@ def test_where_there_are_no_more_files_connections_wait_and_the_log_says_so(tmp_
         guests = [socket.create_connection((host, int(port))) for _ in range(70)]
         for each in guests:
             each.sendall(HEALTHZ)
-        appears(log, "connections wait, since no more can be taken (Too many open files)")
+        appears(log, "connections wait, since no more can be accepted (Too many open files)")
         for each in guests[:35]:  # they came first, and are in
             assert each.recv(4096).startswith(b"HTTP/1.1 200")
             each.close()
@@ -95,7 +95,7 @@ def test_it_closes_while_there_are_no_more_files(caplog: pytest.LogCaptureFixtur
         listener.bind(("127.0.0.1", 0))
         uvloop.run(evening(listener))
     assert faults == []
-    assert [each.partition(",")[0] for each in caplog.messages] == ["connections wait", "connections that waited are reset"]
+    assert [each.partition(",")[0] for each in caplog.messages] == ["connections wait", "waiting connections are reset"]
 
 
 @pytest.mark.parametrize("closing", [False, True])
@@ -135,7 +135,7 @@ def test_where_none_can_be_let_in_any_more_it_looks_once_a_second(caplog: pytest
         door.open()
         with socket.create_connection(listener.getsockname()):
             await asyncio.sleep(0.2)
-            assert caplog.messages == ["connections wait, since no more can be taken (Invalid argument)"]
+            assert caplog.messages == ["connections wait, since no more can be accepted (Invalid argument)"]
             assert len(listener.reasons) == 8
             await door.close()
 

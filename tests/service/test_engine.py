@@ -201,7 +201,7 @@ def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(m
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     monkeypatch.setattr(sessions.CpuSession, "run", dividing)
-    with pytest.raises(BundleError, match="tiny: expected numbers for a blank picture, found some that are none"):
+    with pytest.raises(BundleError, match="tiny: expected finite numbers for a blank picture, found others"):
         engine.load(made, "auto", device)
 
 
@@ -222,7 +222,7 @@ def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_ans
     with serving(settings(), nets) as client:
         answer = client.post("/predict", content=seven, headers={"Content-Type": "image/png"})
         assert answer.status_code == 422
-        assert "model tiny makes no numbers of picture 0" in answer.json()["detail"]
+        assert "model tiny gives no finite numbers for picture 0" in answer.json()["detail"]
         pixels = {"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 784}
         assert client.post("/v2/models/tiny/infer", json={"inputs": [pixels]}).status_code == 422
         assert client.get("/readyz").status_code == 200
@@ -244,7 +244,7 @@ def test_a_drawing_that_is_no_numbers_is_told(
             (client.post("/predict", content=seven), "picture"),
         ):
             assert answer.status_code == 422
-            assert f"model tiny makes no numbers of {what} 0" in answer.json()["detail"]
+            assert f"model tiny gives no finite numbers for {what} 0" in answer.json()["detail"]
 
 
 def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -575,7 +575,7 @@ def test_the_first_of_which_a_network_makes_no_numbers_is_named() -> None:
     made = np.zeros((4, 3, 2), np.float32)
     expect_numbers("tiny", "picture", made)
     made[1, 2, 1], made[3] = np.inf, np.nan  # one value is enough
-    with pytest.raises(Unprocessable, match="makes no numbers of picture 1: ask another"):
+    with pytest.raises(Unprocessable, match="gives no finite numbers for picture 1: ask another"):
         expect_numbers("tiny", "picture", made)
 
 

@@ -61,7 +61,7 @@ def test_where_no_thread_can_be_had_it_asks_for_a_restart(
         assert client.get("/v2/models/tiny/ready").status_code == 503
         refused = client.post("/predict", files={"file": seven})
         assert refused.status_code == 503
-        assert "this server has to be started again, ask another" in refused.json()["detail"]
+        assert "this server must be restarted, ask another" in refused.json()["detail"]
         assert samples(client)["capserve_rejections_total", "failed"] == 1  # an error, as alerts know it, and not a rollout
 
 

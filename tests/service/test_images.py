@@ -245,7 +245,7 @@ def test_where_memory_is_short_the_picture_is_too_large(monkeypatch: pytest.Monk
         raise MemoryError
 
     monkeypatch.setattr(images.pngfile.PngFile, "load", short)
-    with pytest.raises(TooLarge, match="not the memory"):
+    with pytest.raises(TooLarge, match="not enough memory"):
         images.read(READ["grey png"], LIMIT)
 
 
@@ -269,7 +269,7 @@ FOREIGN = {
     "svg": (b"<svg xmlns='http://www.w3.org/2000/svg'/>", "an SVG"),
     "heic": (b"\0\0\0\x18ftypheic\0\0\0\0", "a HEIC"),
     "eps": (drawings.encoded(PICTURE.convert("L"), "EPS"), "PostScript"),
-    "text": (b"seven", "text; send what is in the picture's file"),
+    "text": (b"seven", "text; send the picture file's content"),
     "zeros": (bytes(1000), "not a picture"),
 }
 
@@ -289,7 +289,7 @@ def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
     """More opacities than colours: Pillow reads it, and stumbles when it is to be looked at."""
     palette, opacities = bytes(range(256)) * 3, bytes(257)
     data = png(struct.pack(">IIBBBBB", 40, 40, 8, 3, 0, 0, 0), zlib.compress(bytes(40 * 41)), PLTE=palette, tRNS=opacities)
-    with pytest.raises(Unprocessable, match="begins as a PNG file and cannot be decoded"):
+    with pytest.raises(Unprocessable, match="begins like a PNG file but cannot be decoded"):
         images.read(data, LIMIT)
 
 
@@ -354,7 +354,7 @@ def test_refuses_vast_ones_by_their_header(kind: str) -> None:
 @pytest.mark.parametrize("size", [(1, 24_000_000), (20_001, 1)])
 def test_refuses_sides_that_are_too_long_by_their_header(size: tuple[int, int]) -> None:
     header = struct.pack(">IIBBBBB", *size, 16, 0, 0, 0, 0)
-    with pytest.raises(TooLarge, match=f"{size[0]}x{size[1]} pixels and at most 20,000 a side"):
+    with pytest.raises(TooLarge, match=f"{size[0]}x{size[1]} pixels and at most 20,000 per side"):
         images.read(png(header, zlib.compress(bytes(1000))), LIMIT)
 
 

@@ -226,7 +226,7 @@ def test_rubbish_is_a_400_with_an_error(client: httpx.Client, body):
 @pytest.mark.parametrize(
     ("shape", "data", "says"),
     [
-        ("[1, 1, 28, 28]", '["' + "x" * 9_000_000 + '"' + ', "y"' * 100_000 + "]", "no number"),
+        ("[1, 1, 28, 28]", '["' + "x" * 9_000_000 + '"' + ', "y"' * 100_000 + "]", "not a number"),
         ("[1" + "0" * 4298 + ", 1, 28, 28]", "[0.5]", "from 1 to 2147483647"),
         ("[1, 1, 28, 28]", "[0.5, 1" + "0" * 4298 + "]", "too large"),
     ],

@@ -45,7 +45,7 @@ def test_too_little_is_told_with_what_would_do(limit: Path) -> None:
         fitting = settings(max_pixels=int(told.rpartition("CAPSERVE_MAX_PIXELS=")[2]))
         assert memory.too_little(fitting, pictures=2, bodies=50 * MB) is None
     limit.write_text(str(200 * MB))
-    assert (memory.too_little(wanted, pictures=2, bodies=50 * MB) or "").endswith("raise it")
+    assert (memory.too_little(wanted, pictures=2, bodies=50 * MB) or "").endswith("raise the limit")
     limit.write_text(str(700 * MB))
     assert memory.too_little(wanted, pictures=2, bodies=50 * MB) is None
 
@@ -63,4 +63,4 @@ def test_the_log_tells_it(limit: Path, nets: dict[str, CapsNet], caplog: pytest.
     limit.write_text(str(260 * MB))
     create_app(settings(threads=2), nets)
     (told,) = caplog.messages
-    assert "260 MB on memory, of which 2 pictures of 25,000,000 pixels may need 1142: one of them could end this server" in told
+    assert "260 MB, of which 2 pictures of 25,000,000 pixels may need 1142: one of them could end this server" in told

@@ -318,8 +318,8 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         (b"GET /healthz HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n", "one Host header (RFC 9112 3.2), found 2"),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", "expected HTTP/1.1, found HTTP/2"),
         (b"CONNECT a:443 HTTP/1.1\r\nHost: a\r\n\r\n", "no proxy"),
-        (b"BREW / HTTP/1.1\r\nHost: a\r\n\r\n", "a method that HTTP has, as GET or POST, in capitals"),
-        (b"post / HTTP/1.1\r\nHost: a\r\n\r\n", "a method that HTTP has, as GET or POST, in capitals"),
+        (b"BREW / HTTP/1.1\r\nHost: a\r\n\r\n", "an HTTP method, such as GET or POST, in capitals"),
+        (b"post / HTTP/1.1\r\nHost: a\r\n\r\n", "an HTTP method, such as GET or POST, in capitals"),
         (b"GET / HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n", "found: Invalid character in Content-Length"),
         (b"\x16\x03\x01\x02\x00", "no TLS on this port"),
         (b"\x16", "no TLS on this port"),
@@ -327,7 +327,7 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
             b"POST /predict HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n\x16\x03\r\n",
             "found: Invalid character in chunk size",
         ),
-        ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write what else is in it as %C3%A9 for é"),
+        ("GET /reconstruct?label=é HTTP/1.1\r\nHost: a\r\n\r\n".encode(), "write é, for example, as %C3%A9"),
         (b"GET http://[/healthz HTTP/1.1\r\nHost: a\r\n\r\n", "expected an address that begins with /"),
         (b"GET /reconstruct?label=a b HTTP/1.1\r\nHost: x\r\n\r\n", "write a space in an address as %20"),
     ],
@@ -407,7 +407,7 @@ def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet
         unread.sendall(inference())
         until(lambda: samples(client)["capserve_unread_bytes",] > 2_000_000)
         for refused in (client.get("/reconstruct"), client.post("/predict", content=DIGIT)):
-            assert (refused.status_code, "answers that they do not read" in refused.json()["detail"]) == (503, True)
+            assert (refused.status_code, "unread answers" in refused.json()["detail"]) == (503, True)
         assert client.get("/healthz").status_code == 200
         unread.close()
         until(lambda: samples(client)["capserve_unread_bytes",] == 0)

@@ -259,7 +259,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct?as_label=1", "needs a pose"),
         ("/reconstruct?pose=!!!", "not base64url"),
         ("/reconstruct?pose=abcd", "checksum"),
-        ("/reconstruct?dimm=1&delt=1", "the query takes no dimm, delt, but model, pose, label"),
+        ("/reconstruct?dimm=1&delt=1", "the query takes model, pose, label, as_label, dim, delta, size, not dimm, delt"),
         ("/reconstruct?" + "&dim=1" * 1_000, "more than 1,000 query parameters"),
         ("/reconstruct?size=28&size=56", "'size' is in the query more than once; give it once"),
         ("/reconstruct/sweep?label=1&label=1", "'label' is in the query more than once"),
@@ -268,7 +268,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct/sweep?label=1&steps=1", "steps: expected a whole number from 2 to 41, found 1"),
         ("/reconstruct/morph?from=abcd", "to is missing: give the pose token that it ends with"),
         ("/reconstruct/morph?from=abcd&to=abcd", "from is not a whole pose token: its checksum is wrong"),
-        ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "the query takes no start, but model, from, to"),
+        ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "the query takes model, from, to, steps, size, not start"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, path: str, told: str) -> None:

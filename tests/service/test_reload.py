@@ -138,7 +138,7 @@ def test_another_default_is_told(keyed: httpx.Client, folder: Path, seven: bytes
     renewed(folder / "other", "a model that was not there")
     reloaded(keyed)
     assert keyed.post("/predict", content=seven).json()["model"] == "other"
-    assert "who names no model is answered by other from now on, and no longer by tiny" in caplog.messages
+    assert "the default model is now other, no longer tiny" in caplog.messages
 
 
 def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
@@ -161,9 +161,9 @@ def test_what_is_not_sound_changes_nothing(
     answer = keyed.post("/models/reload")
     assert answer.status_code == 409
     assert "sha256" in answer.json()["detail"]
-    assert "what was served before still is" in answer.json()["detail"]
+    assert "the previous models still serve" in answer.json()["detail"]
     assert any(
-        told.startswith("not reloaded, what was served before still is: ") and "sha256" in told for told in caplog.messages
+        told.startswith("not reloaded, the previous models still serve: ") and "sha256" in told for told in caplog.messages
     )
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
@@ -466,7 +466,7 @@ def test_a_reload_without_the_default_model_is_refused(tmp_path: Path) -> None:
 def test_two_folders_of_one_models_name_are_told(tmp_path: Path) -> None:
     for name in ("one", "two"):
         shutil.copytree(TINY, tmp_path / name)
-    with pytest.raises(BundleError, match="two: expected a name of its own, found tiny again"):
+    with pytest.raises(BundleError, match="two: expected a unique name, found tiny again"):
         catalogue.load(settings().model_copy(update={"models": tmp_path}))
 
 

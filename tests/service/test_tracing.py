@@ -148,7 +148,7 @@ def test_a_line_in_the_log_names_its_trace_and_no_other_header(tmp_path: Path, r
 def test_a_collectors_key_that_cannot_be_read_is_told_and_in_no_log(verb: str, name: str, typed: str) -> None:
     ended = run(verb, CAPSERVE_TRACES="http://127.0.0.1:4318/v1/traces", **{name: typed})
     assert ended.returncode == 2
-    assert f"{name}: expected NAME=VALUE, or several with commas between" in ended.stderr
+    assert f"{name}: expected NAME=VALUE, or several separated by commas" in ended.stderr
     assert "sesame" not in ended.stderr
     assert "Traceback" not in ended.stderr
 

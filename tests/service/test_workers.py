@@ -69,9 +69,9 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
             assert client.get("/healthz").status_code == 200
             refused = client.get("/metrics")
             assert refused.status_code == 503
-            assert "the folder in which this server's workers count was removed" in refused.json()["detail"]
+            assert "the folder of the workers' metrics was removed" in refused.json()["detail"]
         os.kill(workers_of(process)[0], signal.SIGKILL)
-        appears(tmp_path / "log", f"the folder of the workers' metrics, {files}, was removed: start the server again", 1)
+        appears(tmp_path / "log", f"the folder of the workers' metrics, {files}, was removed: restart the server", 1)
         process.send_signal(signal.SIGTERM)
         assert process.wait(15) == 0
     told = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -446,7 +446,7 @@ def test_where_there_is_no_memory_to_share_it_says_so() -> None:
         timeout=60,
     )
     assert ended.returncode == CANNOT_START
-    assert "in /dev/shm: Read-only file system; let them write there, or have one worker" in ended.stderr.splitlines()[-1]
+    assert "in /dev/shm: Read-only file system; make it writable, or use one worker" in ended.stderr.splitlines()[-1]
     assert "Traceback" not in ended.stderr
 
 

@@ -115,7 +115,7 @@ def test_a_run_goes_on_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     assert called("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS).returncode == 0
     other = called("train", "--preset", "paper", "--data", folder, "--out", out, "--resume")
-    assert f"{out} is a run of tiny, not of paper; without --preset it goes on" in other.stderr
+    assert f"{out} is a run of tiny, not of paper; omit --preset to continue" in other.stderr
     other = called("train", "--data", folder, "--out", out, "--resume", "--batch-size", "7")
     assert "training.batch_size: 20 against 7. Resume with the settings it was started with" in other.stderr
     before = checkpoint.load(out)
@@ -152,7 +152,7 @@ def test_a_missing_package_is_an_instruction(missing: str, run: Path, folder: Pa
     command = [sys.executable, "-c", program, "evaluate", str(run), "--data", str(folder)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert done.returncode == 2
-    assert done.stderr.strip() == f"captrain: {missing} is not installed; `make install` in the checkout brings it"
+    assert done.stderr.strip() == f"captrain: {missing} is not installed; `make install` in the checkout installs it"
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "export", "figures"])
@@ -269,7 +269,7 @@ def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(mad
 def test_evaluate_says_where_pictures_are_dark_on_light(made: Path, tmp_path: Path) -> None:
     """/predict turns them round, and here nothing does: all would be wrong without a word."""
     told = called("evaluate", made, "--data", drawn.write(tmp_path, dark=True)).stdout
-    assert f"the pictures in {tmp_path} look dark on light and are taken as they are" in told
+    assert f"the pictures in {tmp_path} look dark on light and are used as they are" in told
 
 
 def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folder: Path, made: Path, tmp_path: Path) -> None:
@@ -313,8 +313,8 @@ def test_evaluate_records_no_seeds_beside_a_bundle_of_an_unfinished_run(folder: 
     ("flags", "message"),
     [
         ([], "expected runs of different seeds, found the seeds 0, 0"),
-        (["--seed", "7", "--augment", "strong"], "in their seed alone, found training.augment: affine against strong"),
-        (["--seed", "8"], "in their seed alone, found other training pictures"),
+        (["--seed", "7", "--augment", "strong"], "only in their seed, found training.augment: affine against strong"),
+        (["--seed", "8"], "only in their seed, found other training pictures"),
     ],
 )
 def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(

@@ -82,7 +82,7 @@ def test_transformations_begin_somewhere(scale: float) -> None:
 
 def test_networks_without_votes_have_no_rate_for_them() -> None:
     training = dataclasses.replace(PRESETS["baseline"].training, transform_rate=4)
-    with pytest.raises(SettingError, match="transform-rate is of the matrices that make votes, and baseline has none"):
+    with pytest.raises(SettingError, match="transform-rate is for the matrices that make votes, and baseline has none"):
         dataclasses.replace(PRESETS["baseline"], training=training)
 
 

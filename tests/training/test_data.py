@@ -119,7 +119,7 @@ def test_classes_of_a_folder_may_have_names(copy: Path) -> None:
     assert found.classes == ("a", "\u00e9", "c d")
     assert found.train.labels[:4].tolist() == [0, 1, 2, 0]
     for content, message in (
-        (b"a\nb\n", "expected a name a line for each of the 3 labels that occur, found 2"),
+        (b"a\nb\n", "expected one name per line for the 3 labels that occur, found 2"),
         (b"a\nb\na\n", "expected different names, found a more than once"),
         (b"a\n\xff\nc\n", "expected a text in UTF-8"),
     ):
@@ -243,13 +243,13 @@ def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> N
 
 
 def test_a_class_without_pictures_is_told(data: DataSet) -> None:
-    with pytest.raises(DataError, match=r"class 'none' has no training picture: give it two at least, one to learn from"):
+    with pytest.raises(DataError, match=r"class 'none' has no training picture: give it at least two, one to learn from"):
         replace(data, classes=(*data.classes, "none")).split(40)
 
 
 def test_a_class_of_one_picture_is_told(data: DataSet) -> None:
     one = torch.cat([(data.train.labels != 1).nonzero()[:, 0], (data.train.labels == 1).nonzero()[:1, 0]])
-    with pytest.raises(DataError, match=r"class '1' has 1 training picture: give it two at least, .* that is held out, or"):
+    with pytest.raises(DataError, match=r"class '1' has 1 training picture: give it at least two, .* that is held out, or"):
         replace(data, train=data.train[one]).split(40)
 
 

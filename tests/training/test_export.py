@@ -296,7 +296,7 @@ def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint
     other = tmp_path / "photos"
     other.mkdir()
     (other / "keep.txt").write_text("mine")
-    with pytest.raises(ExportError, match="is there and is no bundle; only a bundle is replaced by a bundle"):
+    with pytest.raises(ExportError, match="exists and is not a bundle; export replaces only bundles"):
         export(finished, data, other, quantised=False, say=lambda _: None)
     assert (other / "keep.txt").read_text() == "mine"
     (other / "manifest.json").write_text('{"name": "a web app"}')
@@ -314,7 +314,7 @@ def test_of_large_pictures_the_example_holds_as_many_as_a_service_takes(
     assert len(few.example("fp32").images) == 2
     before = contents(folder)
     monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", 2_000)
-    with pytest.raises(BundleError, match="bytes unpacked where 2000 are the most"):
+    with pytest.raises(BundleError, match="bytes unpacked, more than 2000"):
         export(finished, data, folder, quantised=False, say=lambda _: None)
     assert contents(folder) == before
 
@@ -405,7 +405,7 @@ def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     made = export(finished, data, folder, quantised=False, say=said.append)
     assert Config.from_dict(made.manifest.config) == finished.config
     assert re.match(r"replacing the bundle in .*shapes \(.*, fp32 and int8, seed \d+, \d+ epochs\)$", said[0])
-    assert said[1].startswith("what it knows of other seeds goes with the bundle that is replaced: not a config of this version")
+    assert said[1].startswith("what it knows of other seeds is lost with the replaced bundle: not a config of this version")
 
 
 @pytest.mark.parametrize(
@@ -454,7 +454,7 @@ def test_other_seeds_of_a_bundle_go_with_it_when_the_next_is_of_another_training
     ):
         folder, said = knowing(60, shapes, tmp_path / str(number) / "shapes"), list[str]()
         assert export(run, data, folder, quantised=False, say=said.append).manifest.metrics.other_seeds == ()
-        assert f"what it knows of 1 other seeds goes with the bundle that is replaced: {why}" in said
+        assert f"what it knows of 1 other seeds is lost with the replaced bundle: {why}" in said
 
 
 def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoint, shapes: bundle.Bundle, tmp_path: Path) -> None:
@@ -465,7 +465,7 @@ def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoin
     assert [line.partition(" in ")[0] for line in said] == ["replacing the bundle"]
     folder = knowing(60, shapes, tmp_path / "shapes")
     assert _other_seeds(folder, others, said.append) == ()
-    assert said[-1] == "what it knows of 1 other seeds goes with the bundle that is replaced: other training pictures"
+    assert said[-1] == "what it knows of 1 other seeds is lost with the replaced bundle: other training pictures"
     manifest = json.loads((folder / MANIFEST).read_text())
     del manifest["training"]["data"]  # as in bundles of before
     (folder / MANIFEST).write_text(json.dumps(manifest))
@@ -579,7 +579,7 @@ def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
         return found
 
     monkeypatch.setattr(OnnxModel, "classify", dividing)
-    with pytest.raises(ExportError, match=r"fp32 makes no numbers of \d+ of \d+ validation pictures"):
+    with pytest.raises(ExportError, match=r"fp32 gives no finite numbers for \d+ of \d+ validation pictures"):
         export(finished, data, tmp_path / "shapes", quantised=False, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
@@ -623,7 +623,7 @@ def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_
     done = train(replace(PRESETS["tiny"], training=training), boxed, tmp_path / "run", Place(torch.device("cpu")))
     said: list[str] = []
     made = export(done, boxed, tmp_path / "made", quantised=False, say=said.append)
-    assert any("find no ink" in line for line in said) != expected
+    assert any("not find ink" in line for line in said) != expected
     assert made.manifest.max_objects == (1 if pairs == "none" else 2)
     assert made.manifest.image_shape == shape
     assert made.manifest.boxed == expected  # side by side they spread over more than the middle
@@ -634,7 +634,7 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
     finished: Checkpoint, shapes: bundle.Bundle, said: list[str]
 ) -> None:
     assert not shapes.manifest.boxed
-    assert "normalise=auto will scale what it is sent, and find no ink" in said[-1]
+    assert "normalise=auto will only scale pictures, not find ink" in said[-1]
     assert shapes.manifest.training.hardware == f"{finished.hardware}, {finished.precision}"
     assert finished.precision in ("fp32", "bf16")
     assert shapes.manifest.training.software == finished.software == software()
@@ -696,7 +696,7 @@ def test_each_encoder_is_measured_and_what_is_usual_is_the_first_ones(finished: 
     assert found.usual == usual(right, fixed_batches(validation, "none"), data.classes)
     assert found.dimensions == meaning(right, validation, settings)
     wrong.classify = lambda images: Encoding(torch.full((len(images), 10), torch.nan), torch.zeros(len(images), 10, 6))  # type: ignore[method-assign]
-    with pytest.raises(ExportError, match="int8 makes no numbers of 60 of 60 validation pictures"):
+    with pytest.raises(ExportError, match="int8 gives no finite numbers for 60 of 60 validation pictures"):
         _measure({"fp32": right, "int8": wrong}, validation, settings, data.classes, 0.0)  # type: ignore[dict-item]
 
 

@@ -187,7 +187,7 @@ def of_another_size(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("mar", "told"),
     [
-        (broken, "train/3/3.png: expected a picture, found none that can be read"),
+        (broken, "train/3/3.png: expected a picture, found an unreadable file"),
         (larger, "train/3/3.png: expected grey 28x28 as others are, found grey 28x30"),
         (in_colour, "train/3/3.png: expected grey 28x28 as others are, found colour 28x28"),
         (for_print, "train/3/3.png: expected grey pictures or RGB of 8 bits, found CMYK"),

@@ -93,7 +93,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
     answers = [False, False, True, *[False] * 6, True]
     with monkeypatch.context() as patch:
         patch.setattr(Place, "any", lambda self, flag: bool(answers and answers.pop(0)))
-        with pytest.raises(StoppedError, match="stopped at step 3; go on with the same command and --resume"):
+        with pytest.raises(StoppedError, match="stopped at step 3; continue with the same command and --resume"):
             train(config(), data, tmp_path, CPU)
         assert checkpoint.load(tmp_path).history == []
         with pytest.raises(StoppedError, match="stopped at step 10"):
@@ -109,7 +109,7 @@ def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
     with monkeypatch.context() as patch:
         patch.setattr("training.train.fixed_batches", lambda *_: [signal.raise_signal(signal.SIGINT)] and [])
         patch.setattr("training.train.evaluate", lambda model, batches, classes: Evaluation(1, 0, torch.zeros(1, 1), 0.0))
-        with pytest.raises(StoppedError, match="stopped at step 8; go on"):
+        with pytest.raises(StoppedError, match="stopped at step 8; continue"):
             train(config(), data, tmp_path, CPU)
     train(config(), data, tmp_path, CPU, resume=True)
     one, two = checkpoint.load(finished), checkpoint.load(tmp_path)
@@ -146,7 +146,7 @@ def test_dropout_and_rates_resume_to_the_same_numbers_too(
 
 def test_muon_wants_matrices(data: DataSet, tmp_path: Path) -> None:
     bare = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem)
-    with pytest.raises(SettingError, match="muon is for transformations and for convolutions behind the first"):
+    with pytest.raises(SettingError, match="muon is for transformations and for convolutions after the first"):
         train(replace(config("pooled", muon=0.02), network=bare), data, tmp_path / "run", CPU)
 
 
@@ -204,7 +204,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
         assert process.returncode == -signal.SIGKILL
     else:
         assert process.returncode == 130
-        assert "go on with the same command and --resume" in message
+        assert "continue with the same command and --resume" in message
     assert len(checkpoint.load(tmp_path).history) < 5
     to_the_end(long_run(folder), tmp_path, "--resume")
     assert same(uninterrupted, tmp_path)
@@ -227,7 +227,7 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
             process.wait(2)  # sent sooner the two might arrive as one
         process.send_signal(number)
         assert process.wait(60) == status
-        assert "go on with the same command" not in process.communicate()[1]
+        assert "continue with the same command" not in process.communicate()[1]
     finally:
         process.kill()
         process.communicate()
@@ -407,7 +407,7 @@ def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: 
 
 
 def test_as_many_processes_go_on_as_began(finished: Path, data: DataSet) -> None:
-    with pytest.raises(CheckpointError, match="was trained by 1 processes, found 2; others would come to other numbers"):
+    with pytest.raises(CheckpointError, match="was trained by 1 processes, found 2; another number would give other results"):
         train(config(), data, finished, replace(CPU, world=2), resume=True)
 
 
@@ -424,7 +424,7 @@ def test_a_run_that_moves_names_all_that_it_ran_on(
 
 @pytest.mark.parametrize("objects", ["overlapping", "side_by_side"])
 def test_two_of_two_classes_are_no_question(objects: str, data: DataSet, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="pictures of 2 objects want more classes than that to choose from, found 2"):
+    with pytest.raises(DataError, match="pictures of 2 objects need more classes than that to choose from, found 2"):
         train(config(pairs=objects), replace(data, classes=("a", "b")), tmp_path, CPU)
 
 
@@ -456,7 +456,7 @@ def test_weights_that_are_no_numbers_never_replace_a_good_checkpoint(
     """Stopped right after the step that poisons the weights, before any loss could show it."""
     before = (poisoned / checkpoint.FILE).read_bytes()
     monkeypatch.setattr(Place, "any", lambda self, flag: True)
-    with pytest.raises(DivergedError, match="a weight is no finite number at step 15; the last good checkpoint is"):
+    with pytest.raises(DivergedError, match="a weight is not finite at step 15; the last good checkpoint is"):
         train(config(epochs=3), data, poisoned, CPU, resume=True)
     assert (poisoned / checkpoint.FILE).read_bytes() == before
 
@@ -517,7 +517,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
             process.terminate()  # ends its processes too
             process.communicate()
         state = checkpoint.load(parts)
-        assert f"stopped at step {state.step}; go on with the same command and --resume" in message
+        assert f"stopped at step {state.step}; continue with the same command and --resume" in message
         assert state.step % 34, "expected a checkpoint from the middle of an epoch"
     both_to_the_end(command, parts, "--resume")
     assert same(whole, parts, rounding=1e-6)  # a stopped epoch's losses are added up in another order
