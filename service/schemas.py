@@ -68,7 +68,7 @@ class Subject(_Query):
 class ReconstructQuery(Subject):
     dim: list[int] = Field([], max_length=MOST_DIMS, description="pose dimension to move; repeatable, each with its delta")
     delta: list[Delta] = Field([], max_length=MOST_DIMS, description="how far, -1 to 1; as many as dims")
-    size: int = Field(140, ge=8, le=1024, description="longer side of each drawing in pixels, of a PNG; JSON has the model's own")
+    size: int = Field(140, ge=8, le=1024, description="longer side of a PNG's drawings in pixels; JSON has the model's own size")
 
     @model_validator(mode="after")
     def _a_delta_each(self) -> Self:
@@ -113,7 +113,7 @@ class Prediction(BaseModel):
     label: str = Field(description="class of the longest capsule, whatever the verdict")
     probabilities: list[float] = Field(description="capsule lengths, in the order of the model's classes; they need not sum to 1")
     objects: list[Seen] = Field(description="digits seen, the longest capsule first; most models see one a picture")
-    reconstruction_error: float = Field(description="mean squared difference between picture and drawing, a pixel")
+    reconstruction_error: float = Field(description="mean squared difference between picture and drawing, per pixel")
     verdict: Verdict = Field(
         description=f"by length, lead and drawing; of digits {DOUBTED:.0%} at most are unsure or worse, {DENIED:.0%} not_a_digit"
     )
