@@ -6,10 +6,15 @@ import onnx
 import pytest
 import torch
 
+from tests.training.test_export import untrained
 from training import graphs
-from training.config import PRESETS
-from training.networks import Network
+from training.config import PRESETS, CapsuleNet, PlainNet
 from training.quantise import int8, may_keep_capsules_float
+
+
+def encoder_of(config: CapsuleNet | PlainNet) -> onnx.ModelProto:
+    """With the weights of test_export.py: of equal ones the graph is exported once."""
+    return graphs.encoder_graph(graphs.storable(untrained(config).restored()), config)
 
 
 @pytest.mark.parametrize(
@@ -28,9 +33,7 @@ def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_no
     name: str, capsules: bool, float_layers: int
 ) -> None:
     config = PRESETS[name].network
-    torch.manual_seed(0)
-    network = graphs.storable(Network(config))
-    encoder = graphs.encoder_graph(network, config)
+    encoder = encoder_of(config)
     assert may_keep_capsules_float(encoder) is (name in ("compact", "pooled"))
     graph = int8(encoder, torch.rand(4, *config.image_shape), capsules=capsules).graph
     quantised = {node.output[0] for node in graph.node if node.op_type == "DequantizeLinear"}
@@ -42,8 +45,7 @@ def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_no
 def test_one_huge_value_leaves_the_others_their_levels() -> None:
     """Of as many pictures as make some batches and a part of one."""
     config = PRESETS["tiny"].network
-    torch.manual_seed(0)
-    encoder = graphs.encoder_graph(graphs.storable(Network(config)), config)
+    encoder = encoder_of(config)
 
     def scale(pictures: torch.Tensor) -> float:
         """Of what the first layer hands on."""
@@ -61,8 +63,7 @@ def test_it_says_nothing_and_has_levels_of_its_own_for_each_channel(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = PRESETS["tiny"].network
-    torch.manual_seed(0)
-    encoder = graphs.encoder_graph(graphs.storable(Network(config)), config)
+    encoder = encoder_of(config)
     graph = int8(encoder, torch.rand(4, *config.image_shape), capsules=True).graph
     assert (capsys.readouterr().out, caplog.messages) == ("", [])
     logging.getLogger().warning("pre-processing")
