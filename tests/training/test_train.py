@@ -189,11 +189,11 @@ def both_to_the_end(command: list[str], out: Path, *flags: str) -> None:
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
 def test_an_interrupted_run_resumes_to_the_same_numbers(
     number: signal.Signals, folder: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """SIGINT and SIGTERM save the step under way and say how to go on; after SIGKILL the last whole epoch is there."""
+    """SIGINT saves the step under way and says how to go on, as SIGTERM does to two; after SIGKILL the last epoch is there."""
     process = subprocess.Popen([*CAPTRAIN, *long_run(folder), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "history.csv").exists():
         assert process.poll() is None
@@ -278,9 +278,9 @@ class Sealed:
 
 def test_training_and_export_read_no_test_digit(data: DataSet, tmp_path: Path) -> None:
     sealed = replace(data, test=Sealed())  # type: ignore[arg-type]
-    done = train(config(epochs=1, validation=70), sealed, tmp_path / "run", CPU)
+    done = train(config(batch_size=20), sealed, tmp_path / "run", CPU)  # of test_export.py's weights, whose graphs are there
     made = export(done, sealed, tmp_path / "mine", quantised=True, say=lambda _: None)
-    assert {each.error.count for each in made.manifest.metrics.validation.values()} == {70}
+    assert {each.error.count for each in made.manifest.metrics.validation.values()} == {60}
 
 
 def test_files_sorted_by_class_are_exported_too(data: DataSet, tmp_path: Path) -> None:
@@ -289,7 +289,8 @@ def test_files_sorted_by_class_are_exported_too(data: DataSet, tmp_path: Path) -
     often = first.repeat(1000 // len(first) + 1)
     learn = data.train[torch.cat([often, data.train.labels.argsort(stable=True), torch.arange(60)])]
     ordered = replace(data, train=learn)
-    done = train(config(epochs=1, batch_size=500, pairs="overlapping"), ordered, tmp_path / "run", CPU)
+    quick = replace(config(epochs=1, batch_size=500, pairs="overlapping"), network=replace(config().network, iterations=1))
+    done = train(quick, ordered, tmp_path / "run", CPU)
     assert export(done, ordered, tmp_path / "mine", quantised=True, say=lambda _: None).manifest.max_objects == 2
 
 
@@ -508,7 +509,8 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
     for flags, done in (([], 0), (["--resume"], 1)):
         process = subprocess.Popen([*command, "--out", str(parts), *flags], stderr=subprocess.PIPE, text=True)
         try:
-            while not ((parts / "history.csv").exists() and len(checkpoint.load(parts).history) > done):
+            history = parts / "history.csv"
+            while not (history.exists() and len(history.read_text().splitlines()) > 1 + done):
                 assert process.poll() is None
                 time.sleep(0.01)
             os.kill(process.pid if flags else worker(process.pid, rank=1), signal.SIGTERM)
