@@ -190,7 +190,7 @@ def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder:
 @pytest.fixture(scope="session")
 def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(out: Path) -> None:
-        done = called("export", run, "--bundle", out, "--int8", "--data", folder)
+        done = captrain("export", run, "--bundle", out, "--int8", "--data", folder)
         assert done.returncode == 0, done.stderr
         assert "fp32, int8" in done.stdout
 
@@ -199,7 +199,7 @@ def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
 
 
 def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> None:
-    done = called("evaluate", run, "--data", folder)
+    done = captrain("evaluate", run, "--data", folder)
     assert done.returncode == 0, done.stderr
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
     assert len(errors) == 2
