@@ -19,14 +19,14 @@ run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 	$(BIN)/capserve serve
 
 # Processes that each have as many threads of OpenBLAS and torch as there are cores would stand in each other's way.
-TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 3 --dist worksteal
-test: .venv/dev          ## the service's tests, warnings as errors: three at a time, the page's by two, then those that must be alone
-	$(TOGETHER) --ignore tests/playground --ignore tests/training -m "not alone"
+TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal --numprocesses
+test: .venv/dev          ## the service's tests, warnings as errors: four at a time, the page's by two, then those that must be alone
+	$(TOGETHER) 4 --ignore tests/playground --ignore tests/training -m "not alone"
 	$(BIN)/pytest tests/playground --numprocesses 2 --dist worksteal
 	$(BIN)/pytest $$(grep -l 'mark\.alone' tests/service/*.py) -m alone
 
 test-training: .venv/all ## training's tests, and those of the shipped weights
-	$(TOGETHER) tests/training
+	$(TOGETHER) 3 tests/training
 
 lint: .venv/all          ## format, style, types, import directions, and what is in docker/
 	$(BIN)/ruff format --check .
