@@ -16,6 +16,7 @@ from pydantic import BaseModel, ValidationError
 MOST = 5  # faults that are told
 MANY = 1_000  # faults that nobody made by hand, and that would take their time to be looked at
 LONGEST = 20  # characters of a value that are told
+WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"{\0", b"\0{", b"\0\0\0{")  # UTF-16, as PowerShell writes files, and 32
 UNKNOWN = "extra_forbidden"  # pydantic's word for a name that the model does not have
 
 Schema = Mapping[str, Any]
@@ -45,7 +46,7 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "value_error":  # a validator of ours, whose text is a sentence already
         return str(fault["ctx"]["error"])
     if fault["type"] == "json_invalid":
-        wide = b"\0" in fault["input"][:4]  # as PowerShell writes files
+        wide = fault["input"].startswith(WIDE)
         return f"{whole} is not JSON{' in UTF-8 but in UTF-16 or 32' if wide else ''}: {fault['ctx']['error']}"
     place, part = _at(schema, fault["loc"], whole)
     if fault["type"] == "missing":

@@ -108,7 +108,7 @@ class Metrics:
         self.ready = gauge("ready", "1 while every model is warm, sound and not draining.", across="livemin")
         self.reloaded = gauge(
             "last_reload_successful",
-            "0 while what was served before a reload still is, because what the models folder holds would not do.",
+            "0 while the previous models still serve, because those in the models folder could not be.",
             across="livemin",
         )
         self.reloaded.set(1)

@@ -26,7 +26,9 @@ def too_little(settings: Settings, pictures: int, bodies: int) -> str | None:
     needed = others + pictures * PIXEL * settings.max_pixels
     if limit >= needed:
         return None
-    found = f"a memory limit of {limit >> 20} MB, of which {pictures} pictures of {settings.max_pixels:,} pixels may need"
+    found = (
+        f"a memory limit of {limit >> 20} MB, but with {pictures} pictures of {settings.max_pixels:,} pixels this server may need"
+    )
     fits = max(0, limit - others) // (pictures * PIXEL)
     instead = f", or set CAPSERVE_MAX_PIXELS={fits}" if fits else ""
     return f"{found} {needed >> 20}: one of them could end this server; raise the limit{instead}"

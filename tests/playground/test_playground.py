@@ -121,7 +121,7 @@ def _waits(page: Page) -> list[float]:
         });
     }""")
     waits: list[float] = []
-    while len(waits) < 3 or (min(waits) >= SOON and len(waits) < 30):
+    while len(waits) < 9 or (min(waits) >= SOON and len(waits) < 30):
         draw(page, ONE)
         waits.append(page.wait_for_function("() => window.answered && window.answered - window.lifted").json_value())
         page.click("#clear")

@@ -249,6 +249,8 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
         for wide in ("utf-16", "utf-16-be", "utf-32"):
             wider = small.post(path, content="{}".encode(wide), headers={"Content-Type": "application/json"})
             assert "is not JSON in UTF-8 but in UTF-16 or 32: " in refused(wider, 400)
+        black = small.post(path, content=bytes(28 * 28 * 4), headers={"Content-Type": "application/json"})  # float32 pixels
+        assert "is not JSON: " in refused(black, 400)
 
 
 def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:

@@ -63,4 +63,4 @@ def test_the_log_tells_it(limit: Path, nets: dict[str, CapsNet], caplog: pytest.
     limit.write_text(str(260 * MB))
     create_app(settings(threads=2), nets)
     (told,) = caplog.messages
-    assert "260 MB, of which 2 pictures of 25,000,000 pixels may need 1142: one of them could end this server" in told
+    assert "260 MB, but with 2 pictures of 25,000,000 pixels this server may need 1142: one of them could end this server" in told
