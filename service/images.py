@@ -124,9 +124,8 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         upright = picture if turn is None else picture.transpose(turn)
         if upright.mode != "P":
             return upright
-        return upright.convert(
-            "RGBA" if "transparency" in upright.info else "RGB"
-        )  # still in here: a damaged palette is the sender's fault too
+        # Still in here: a damaged palette is the sender's fault too.
+        return upright.convert("RGBA" if "transparency" in upright.info else "RGB")
 
 
 def _turn(picture: ImageFile) -> Image.Transpose | None:

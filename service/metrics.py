@@ -108,7 +108,7 @@ class Metrics:
         self.ready = gauge("ready", "1 while every model is warm, sound and not draining.", across="livemin")
         self.reloaded = gauge(
             "last_reload_successful",
-            "0 while the previous models still serve, because those in the models folder could not be.",
+            "0 while the previous models still serve, because those in the models folder cannot be served.",
             across="livemin",
         )
         self.reloaded.set(1)

@@ -19,7 +19,7 @@ def pytest_configure() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
         signal.signal(signal.SIGHUP, lambda number, frame: None)  # ignored here all the same, and handed on to nobody
-    # Pages that tests draw are of some megabytes: a third of the time it takes is the system's, if it gets them back each time.
+    # Pages that tests draw are of some megabytes: a quarter of the time it takes is the system's, if it gets them back each time.
     allocator.return_large_blocks(large=32 << 20, kept=64 << 20)
 
 

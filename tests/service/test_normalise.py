@@ -23,6 +23,7 @@ from tests.mnist import Digits
 from tests.sharing import made_once
 
 SHAPE = (1, 28, 28)
+DIGITS = "0123456789"
 
 
 def generator(*names: str) -> np.random.Generator:
@@ -39,9 +40,6 @@ def ink(mask: str, digit: str) -> drawings.Mask:
 def drawn(mask: str, style: str, digit: str) -> Image.Image:
     """The same drawing for a digit and a pen, whatever the style."""
     return drawings.STYLES[style](ink(mask, digit), generator(mask, style, digit))
-
-
-DIGITS = "0123456789"
 
 
 @cache

@@ -110,11 +110,13 @@ def test_figures_that_fail_leave_those_of_before(tmp_path: Path, monkeypatch: py
     (tmp_path / "reconstructions.png").write_bytes(b"of before")
     drawn: list[object] = []
 
-    def savefig(figure: Figure, *_: object, **options: object) -> None:
+    def savefig(figure: Figure, file: object, **options: object) -> None:
         drawn.append(figure)
         if len(drawn) == 3:
             raise MemoryError("the last of them")
+        plain(figure, file, **options | {"dpi": 10})
 
+    plain = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", savefig)
     with pytest.raises(MemoryError):
         figures(model(28), fixed_batches(digits(), "none"), CLASSES, [], [], tmp_path)
