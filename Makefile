@@ -20,7 +20,7 @@ run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 
 # Processes that each have as many threads of OpenBLAS and torch as there are cores would stand in each other's way.
 TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal --numprocesses
-test: .venv/dev          ## the service's tests, warnings as errors: four at a time, the page's by two, then those that must be alone
+test: .venv/test         ## the service's tests, warnings as errors: four at a time, the page's by two, then those that must be alone
 	$(TOGETHER) 4 --ignore tests/playground --ignore tests/training -m "not alone"
 	$(BIN)/pytest tests/playground --numprocesses 2 --dist worksteal
 	$(BIN)/pytest $$(grep -l 'mark\.alone' tests/service/*.py) -m alone
@@ -35,7 +35,7 @@ lint: .venv/all          ## format, style, types, import directions, and what is
 	$(BIN)/lint-imports
 	docker/lint.sh
 
-format: .venv/dev        ## let ruff write the format
+format: .venv/all        ## let ruff write the format
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
@@ -52,7 +52,7 @@ bench: .venv/all         ## the speed claims, measured as ratios on this machine
 
 TARGET ?= cpu
 SBOM ?= sbom.cdx.json
-sbom: .venv/dev          ## what the image TARGET (cpu, gpu) ships, as CycloneDX
+sbom: .venv/test         ## what the image TARGET (cpu, gpu) ships, as CycloneDX
 	$(BIN)/python docker/shipped.py $(TARGET) | $(BIN)/cyclonedx-py requirements - --pyproject pyproject.toml \
 	    --output-reproducible --of JSON --output-file $(SBOM)
 
@@ -73,13 +73,14 @@ CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/lib/python*/site-pac
 	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME)]'
 	touch $@
 
-.venv/dev: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
-	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME),dev]'
+# Not compiled where most of it is never imported: Python compiles the rest as it comes to it, in half of the time.
+.venv/test: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
+	$(PIP) install --no-compile -c constraints.txt $(CUDA) -e '.[$(RUNTIME),test]'
 	touch $@ .venv/service
 
 .venv/all: .venv/bin/python pyproject.toml constraints.txt
-	$(PIP) install -c constraints.txt -e '.[$(RUNTIME),train,dev]'
-	touch $@ .venv/dev .venv/service
+	$(PIP) install --no-compile -c constraints.txt -e '.[$(RUNTIME),train,dev]'
+	touch $@ .venv/test .venv/service
 
 clean:                   ## remove what make made
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache

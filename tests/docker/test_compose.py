@@ -194,8 +194,8 @@ TORCH = "lib/python3.12/site-packages/torch"
     [
         ("service", "gpu", None, True),
         ("service", "gpu", TORCH, False),
-        ("dev", "gpu", None, True),
-        ("dev", "gpu", TORCH, False),
+        ("test", "gpu", None, True),
+        ("test", "gpu", TORCH, False),
         ("service", "cpu", None, False),
         ("all", "gpu", None, False),
     ],
@@ -245,7 +245,7 @@ def test_a_vulnerability_fails_and_silence_does_not(what: ModuleType) -> None:
 
 def test_the_sbom_names_what_ships(tmp_path: Path) -> None:
     done = subprocess.run(
-        ["make", "sbom", f"SBOM={tmp_path}/sbom.json", "-o", ".venv/dev"], cwd=ROOT, capture_output=True, text=True
+        ["make", "sbom", f"SBOM={tmp_path}/sbom.json", "-o", ".venv/test"], cwd=ROOT, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads((tmp_path / "sbom.json").read_text())
