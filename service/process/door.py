@@ -1,28 +1,44 @@
-"""The door: all who have connected are let in, many at each turn of the loop, and the last of them before it closes.
+"""The door accepts connections: many in each turn of the event loop, and all that have been made before it closes.
 
-uvloop's own server lets in one a turn. Turns are long under load, so others wait in the kernel's queue, where no limit and no
-figure of ours sees them; and whoever is there when the port closes is reset, with what has been asked already.
+uvloop's own server accepts one connection a turn. Turns are long under load, so the others wait in the kernel's accept queue,
+where none of our limits and metrics see them. Whoever is still there when the port closes is reset, though they may have sent
+their request already.
 """
 
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import errno
 import logging
 import socket
+import struct
+import sys
 from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-BACKLOG = 2048  # connections in the kernel's queue
-A_TURN = 100  # connections let in before others have their turn
-PAUSE = 1.0  # seconds until somebody else may have left, where there is no room for one more
-# Faults of the one connection that would have been next, as accept(2) lists them; all others are ours, and last.
+BACKLOG = 2048  # connections in the kernel's accept queue
+A_TURN = 100  # connections accepted before the event loop turns to others
+PAUSE = 1.0  # seconds to the next try where no file descriptor was left for a connection
+HANDSHAKE = 0.002  # seconds in which the connection of a load balancer nearby is made
+# Errors of the one connection that was next, as accept(2) lists them. All others are our own, and do not go away.
 ITS_OWN = {
     *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.EOPNOTSUPP, errno.ENETUNREACH, getattr(errno, "ENONET", None)),  # the last is Linux's
 }
 NO_FILES = (errno.EMFILE, errno.ENFILE)
+SO_ATTACH_FILTER = 26  # Linux's; the socket module does not name it
+# A filter of packets that drops those which open a connection: code, jump if true, jump if false, operand (linux/filter.h).
+NO_SYN = b"".join(
+    struct.pack("HBBI", *each)
+    for each in [
+        (0x30, 0, 0, 13),  # load the byte of TCP's flags
+        (0x45, 0, 1, 0x02),  # is SYN among them?
+        (0x06, 0, 0, 0),  # drop
+        (0x06, 0, 0, 0xFFFFFFFF),  # keep
+    ]
+)
 
 
 class Door:
@@ -38,11 +54,13 @@ class Door:
         self._watch()
 
     async def close(self) -> None:
-        """Nobody more is let in, and those who had connected are in, as many as there is room for."""
+        """Accepts all who have connected, as far as there are file descriptors for them, and nobody after that."""
+        if drop_newcomers(self._listener):
+            await asyncio.sleep(HANDSHAKE)
         if self._full is not None:
             self._full.cancel()
         self._loop.remove_reader(self._listener)
-        if error := self._let_some_in(BACKLOG + 1):  # as many as Linux lets wait
+        if error := self._let_some_in(BACKLOG + 1):  # the most that Linux queues
             logger.error("waiting connections are reset, since no more can be accepted (%s)", error.strerror)
         self._listener.close()
         if self._coming:
@@ -60,11 +78,11 @@ class Door:
             self._full = self._loop.call_later(PAUSE, self._watch)
 
     def _let_some_in(self, most: int) -> OSError | None:
-        """Why no more can be, if that is so: each connection is an open file, say, and a process may have only so many."""
+        """Accepts at most so many; returns the error where no more can be accepted, as when no file descriptor is left."""
         for _ in range(most):
             try:
                 self._let_in(self._listener.accept()[0])
-            except BlockingIOError:  # that was all
+            except BlockingIOError:  # the queue is empty
                 return None
             except OSError as error:
                 if error.errno not in ITS_OWN:
@@ -79,5 +97,22 @@ class Door:
     async def _connect(self, connection: socket.socket) -> None:
         try:
             await self._loop.connect_accepted_socket(self._protocol, connection)
-        except OSError:  # it has gone meanwhile
+        except OSError:  # the client has gone meanwhile
             connection.close()
+
+
+def drop_newcomers(listener: socket.socket) -> bool:
+    """Has the kernel drop SYNs, so that nobody connects between the last accept() and close(), to be reset; False if it cannot.
+
+    Their system sends the SYN again after a second: then they are refused, or another worker accepts them. Newer kernels ask
+    for CAP_NET_ADMIN; without it, and elsewhere than on Linux, those few microseconds remain.
+    """
+    if sys.platform != "linux":
+        return False
+    instructions = ctypes.create_string_buffer(NO_SYN, len(NO_SYN))
+    program = struct.pack("HP", len(NO_SYN) // struct.calcsize("HBBI"), ctypes.addressof(instructions))
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
+    except OSError:
+        return False
+    return True

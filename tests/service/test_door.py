@@ -16,7 +16,7 @@ import pytest
 import uvloop
 
 from service.process import door as door_module
-from service.process.door import Door
+from service.process.door import Door, drop_newcomers
 from tests.service.launching import appears, launched, started
 from tests.waiting import until
 
@@ -144,6 +144,33 @@ def test_where_none_can_be_let_in_any_more_it_looks_once_a_second(caplog: pytest
         uvloop.run(evening(listener))
 
 
+def test_nobody_connects_between_the_last_accept_and_the_close() -> None:
+    """They would be reset. Their SYN is dropped instead, and they are refused when it is sent again."""
+    with socket.socket() as any_listener:
+        if not drop_newcomers(any_listener):
+            pytest.skip("the kernel drops nobody's SYN for us: needs Linux, and mostly CAP_NET_ADMIN")
+    late: list[type] = []
+
+    class SlowSocket(socket.socket):
+        def close(self) -> None:
+            if self.fileno() != -1:
+                try:
+                    socket.create_connection(self.getsockname(), timeout=0.1).close()
+                except OSError as error:
+                    late.append(type(error))
+            super().close()
+
+    async def evening(listener: socket.socket) -> None:
+        door = Door(listener, asyncio.Protocol)
+        door.open()
+        await door.close()
+
+    with SlowSocket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        uvloop.run(evening(listener))
+    assert late == [TimeoutError]
+
+
 class CrowdedSocket(socket.socket):
     """Where accepting fails so often first, for these reasons."""
 
@@ -208,7 +235,7 @@ def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(tmp_path:
 
 def is_closed(host: str, port: int) -> bool:
     try:
-        socket.create_connection((host, port)).close()
-    except ConnectionRefusedError:
+        socket.create_connection((host, port), timeout=0.1).close()
+    except (ConnectionRefusedError, TimeoutError):  # the latter in the moment before it closes
         return True
     return False
