@@ -287,7 +287,7 @@ def test_what_models_are_and_how_they_run_are_flags_where_no_server_is(verb: str
 def test_a_reader_that_has_seen_enough_is_no_fault(verb: str, tmp_path: Path, seven: bytes) -> None:
     picture = tmp_path / "7.png"
     picture.write_bytes(seven)
-    files = f"{picture} " * 20 if verb == "predict" else ""  # more than a pipe's buffer is asked to hold at once
+    files = f"{picture} " * 20 if verb == "predict" else ""  # twenty lines, none of which is read
     command = f"set -o pipefail; {sys.executable} -u -m service {verb} {files} | exec true"
     ended = subprocess.run(
         ["bash", "-c", command],

@@ -247,7 +247,7 @@ def test_what_is_meant_is_the_tallest_with_what_is_near(
 
 
 def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
-    """A closely cut 7 whose bar is apart from its stem; or one that the border cuts, with something low and far away."""
+    """A closely cut 7 with its bar apart from its stem; or one with something low and far off, since the 7 may not be whole."""
     for seven in (blots((0, 12, 5, 100), (20, 100, 50, 62)), blots((20, 80, 0, 30), (5, 12, 80, 90))):
         np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
 
