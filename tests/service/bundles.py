@@ -42,7 +42,7 @@ def renewed(folder: Path, note: str) -> Path:
 
 
 def wide(folder: Path) -> Path:
-    """Makes of tiny a bundle for two digits in pictures twice as wide: it squeezes its input, and its drawing is tiny's twice."""
+    """Turns tiny into a bundle for two digits in pictures twice as wide: it squeezes its input, and repeats its drawing."""
     shutil.copytree(TINY, folder)
     for file in folder.glob("encoder*.onnx"):
         model = onnx.load(file)

@@ -51,7 +51,7 @@ def reaching(url: str, timeout: float = 20) -> httpx.Client:
 def serving(
     chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0, answers: str = "/readyz", prefix: str = ""
 ) -> Iterator[httpx.Client]:
-    """Runs a server for a test that needs other settings; yields a client of it as soon as it answers at the path `answers`."""
+    """Runs a server for a test that needs other settings; yields its client once it answers at the path `answers`."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
     config = configured(app, chosen)

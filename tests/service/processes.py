@@ -45,9 +45,9 @@ class Process:
 
 
 def free_port() -> int:
-    """Finds a port that no connection takes by chance while a server starts, as may happen to those the kernel hands out.
+    """Finds a port below those that the kernel hands out, so that no connection takes it while a server starts.
 
-    These begin at 32,768. Ray takes half a minute to start, and opens connections by the hundred.
+    The kernel's begin at 32,768. Ray takes half a minute to start, and opens connections by the hundred.
     """
     for port in random.sample(range(20_000, 30_000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):

@@ -288,7 +288,7 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
 
 
 def test_a_path_that_is_not_there_is_told_where_all_of_it_is(nets: dict[str, CapsNet]) -> None:
-    """Ray calls the app with a prefix in this way; uvicorn itself never passes the prefix without a slash behind it."""
+    """Ray calls an app with a prefix like this; uvicorn itself never passes the prefix without a slash behind it."""
 
     async def told(path: str) -> str:
         transport = httpx.ASGITransport(create_app(settings(), nets), root_path="/below")

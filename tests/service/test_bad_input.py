@@ -67,7 +67,7 @@ def refused(answer: httpx.Response, status: int) -> str:
 
 
 def test_pixels_as_they_are_means_all_of_a_jpegs(client: httpx.Client) -> None:
-    """Only to be normalised is a large JPEG decoded at a fraction of its size."""
+    """A large JPEG is decoded at a fraction of its size only if it is to be normalised."""
     large = encoded(Image.new("L", (2000, 1500)), "JPEG")
     assert "this one is 2000x1500" in refused(client.post("/predict?normalise=none", content=large), 422)
 
@@ -92,7 +92,7 @@ def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -
 
 @pytest.mark.parametrize("text", [b"seven.png", base64.b64encode(encoded(drawn("7")))], ids=["its name", "base64"])
 def test_text_in_place_of_a_picture_is_told_to_be_that(small: httpx.Client, text: bytes) -> None:
-    """What `curl -F file=seven.png` sends, where an @ was forgotten."""
+    """What `curl -F file=seven.png` sends, with the @ forgotten."""
     told = f"these {len(text)} bytes are text; send the picture file's content, not its name or base64"
     assert told in refused(small.post("/predict", files={"file": text}), 415)
 
@@ -192,7 +192,7 @@ def test_a_content_type_that_is_not_the_bodys_is_what_is_wrong(small: httpx.Clie
 
 
 def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
-    """Python parses them on the event loop: ten megabytes take seconds. In a part and in a header only the first 16 are read."""
+    """Python parses them on the event loop: ten megabytes take seconds. It reads 16 headers a part and 16 parameters a header."""
     head = b"Content-Disposition: form-data; name=file" + b";a=b" * 2_500
     body = (b"--x\r\n" + head + b"\r\n\r\nabc\r\n") * 999 + b"--x--"
     with soon(), pytest.raises(MalformedRequest, match="too many bytes of headers"):
@@ -254,7 +254,7 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
 
 
 def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
-    """Fewer pixels than may be decoded on the event loop, and more pictures than a form has parts by default."""
+    """The limit of pixels may be below what the event loop decodes, and that of pictures above a form's usual number of parts."""
     with serving(settings(max_pixels=1_000, max_images=1_200, max_queue=2_000), nets) as client:
         told = refused(client.post("/predict", content=encoded(drawn("7", 40))), 413)
         assert "40x40 pixels" in told
@@ -345,7 +345,7 @@ def test_the_sum_of_all_bodies_is_bounded_too(nets: dict[str, CapsNet], seven: b
 
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
-    """A scan of forty bytes costs a pass over all pixels: a small file would keep a decoder busy for minutes."""
+    """Each scan takes forty bytes and costs a pass over all pixels: a small file would keep a decoder busy for minutes."""
     data = encoded(drawn("7", 1_000), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     bomb = data[:last] + data[last:-2] * 200 + data[-2:]

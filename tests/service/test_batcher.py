@@ -444,7 +444,7 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
     await house.queued(6)
     left.cancel()
     await asyncio.sleep(0.1)
-    for _ in range(2):  # looks count and not seconds, of which a paused container loses many
+    for _ in range(2):  # looks count, not seconds: many pass while a container is paused
         assert not house.batcher.drop_overdue(looks=2)
     with pytest.raises(TooLate):
         await late

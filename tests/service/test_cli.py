@@ -36,7 +36,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """Gives a `run` that starts no other process, for commands that do not serve."""
+    """A `run` that starts no other process, for commands that do not serve."""
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:

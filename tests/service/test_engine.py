@@ -192,7 +192,7 @@ def _drawn(net: CapsNet, count: int) -> Array:
 
 
 def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For example by a squash that divides by a length of 0: the bundle's example does not show it, and JSON has no NaN."""
+    """For example, a squash may divide by a length of 0: the bundle's example does not show it, and JSON has no NaN."""
     run = sessions.CpuSession.run
 
     def dividing(session: sessions.CpuSession, *inputs: Array) -> list[Array]:
@@ -259,7 +259,7 @@ def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pyt
 
 
 def test_a_bundle_that_was_replaced_while_it_was_opened_is_not_served_under_the_old_ones_name(tmp_path: Path) -> None:
-    """The other takes the folder after the checksums were compared, and its own example agrees with its graphs."""
+    """Another takes the folder after the checksums were compared, and its own example agrees with its graphs."""
     made = bundle.read(renewed(tmp_path / "tiny", "the one"))
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     assert engine.load(made, "fp32", device).manifest.version == made.manifest.version
@@ -331,7 +331,7 @@ def test_only_who_has_a_gpu_is_told_what_it_needs(
     ],
 )
 def test_of_what_cuda_says_the_reason_is_told(said: str, kept: str) -> None:
-    """The first, then three times as long, was said where CUDA_VISIBLE_DEVICES hid the GPU: ONNX Runtime wraps it in its C++."""
+    """The first, here a third of its length, came where CUDA_VISIBLE_DEVICES hid a GPU: ONNX Runtime wraps the reason in C++."""
     assert cuda.reason(said) == kept
 
 

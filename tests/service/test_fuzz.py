@@ -134,7 +134,7 @@ def sent(operation: Any, mode: Any) -> int:
 
 def test_our_own_openapi(server: str):
     """Tries every operation with what its schema allows and with what it does not."""
-    import schemathesis  # here, since it would take each process that collects tests a second
+    import schemathesis  # here, or each process that collects tests would spend a second on it
 
     operations = [each.ok() for each in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations()]
     assert len(operations) > 10

@@ -112,7 +112,7 @@ def field(number: int, content: bytes | int, key: Callable[[int], bytes] = varin
 
 
 def with_more(*fields: bytes) -> bytes:
-    """A model whose graph is there twice, the second time with an initializer of more fields: protobuf merges the two."""
+    """A model whose graph comes twice, the second time with an initializer that has these fields: protobuf merges the two."""
     tensor = TensorProto(name="w", dims=VALUES.shape, data_type=TensorProto.FLOAT).SerializeToString()
     return model(graph()) + field(7, field(5, tensor + b"".join(fields)))
 

@@ -1,4 +1,4 @@
-"""The interpreter in a real server: the collector leaves what lives long alone, garbage goes, and threads give way sooner."""
+"""The interpreter in a real server: the collector passes over what lives long, garbage goes, and threads give way sooner."""
 
 from __future__ import annotations
 

@@ -171,7 +171,7 @@ def test_workers_whose_supervisor_is_gone_before_they_listen_never_do(slow_to_lo
             lambda: log.read_text().count("the process that started this worker is gone") == 2 or not is_closed("127.0.0.1", port)
         )
         assert is_closed("127.0.0.1", port)
-        assert "is gone: stopping" not in log.read_text()  # which one says that listens already
+        assert "is gone: stopping" not in log.read_text()  # which a worker that listens would say
 
 
 SLOW_TO_WARM = """
@@ -255,7 +255,7 @@ def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, Caps
 
 
 def test_as_many_files_are_taken_as_may_be(tmp_path: Path) -> None:
-    """Under bash, which like other parents hands its own limit on."""
+    """Under bash, which, as other parents do, passes on a limit of its own."""
     few, log = 64, tmp_path / "log"
     command = ["bash", "-c", f"ulimit -S -n {few}; exec {sys.executable} -m service serve --port 0 --linger 0 --workers 2"]
     with launched(log, command) as process:

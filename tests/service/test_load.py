@@ -84,7 +84,7 @@ BOTTLENECKS = {
 @pytest.mark.parametrize("narrow", BOTTLENECKS.values(), ids=BOTTLENECKS.keys())
 def test_twice_the_capacity(narrow: Bottleneck):
     async def overload(server: Process) -> tuple[list[Answer], float, float]:
-        """Sends requests that do not wait for one another, as those of real clients."""
+        """Sends requests at a steady rate, since real clients do not wait for one another."""
         began = time.perf_counter()
         asked: list[asyncio.Task[Answer]] = []
         early = 0.0
@@ -105,7 +105,7 @@ def test_twice_the_capacity(narrow: Bottleneck):
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
         assert all(answer.headers["content-type"] == "application/problem+json" for answer in refused)
         assert median(answer.seconds for answer in refused) < narrow.soon
-        assert median(answer.seconds for answer in served) < narrow.longest + 0.3  # the latter for a busy machine
+        assert median(answer.seconds for answer in served) < narrow.longest + 0.3  # 0.3 for a busy machine
         assert len(served) > 0.6 * narrow.capacity * OVERLOAD
         assert late - early < 4  # MB, of which a hundred pictures would take 16
         assert server.metric(f'capserve_rejections_total{{reason="{narrow.reason}"') == len(refused)

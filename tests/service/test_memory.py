@@ -1,4 +1,4 @@
-"""A server with less memory than its settings may need says so, and which setting would fit."""
+"""A server with less memory than its settings may need says so, and names a setting that would fit."""
 
 from __future__ import annotations
 

@@ -227,7 +227,7 @@ def test_a_batch_past_its_deadline_blames_no_picture(nets: dict[str, CapsNet]) -
 
 
 class Slow:
-    """A graph that takes some seconds longer."""
+    """A graph that takes `seconds` longer."""
 
     def __init__(self, encoder: object, seconds: float = 0.05) -> None:
         self._encoder, self._seconds = encoder, seconds

@@ -643,7 +643,7 @@ def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
     ],
 )
 def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(lonely: int, sent: bytes, reset: bool) -> None:
-    """The collector would come after some thousand of them, each with up to 190 KB of heads and unread bodies."""
+    """The collector would run only after some thousand of them, each with up to 190 KB of heads and unread bodies."""
     others = _objects(Protocol)  # of servers that other tests use
     gc.disable()
     try:

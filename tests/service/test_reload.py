@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keyed(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """A server with a deadline of a second, or another that a test asks for; no request is refused for its wait before."""
+    """A server with a deadline of a second, or another that a test asks for, and with no shorter limit on waiting."""
     deadline = getattr(request, "param", 1.0)
     chosen = settings(api_key="sesame", deadline=deadline, max_wait=deadline).model_copy(update={"models": folder})
     with serving(chosen) as client:

@@ -124,7 +124,7 @@ def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channe
 def test_what_is_no_digit_is_found_out(
     compact: CapsNet, real: Judged, odd: Callable[[], Array], least: float, refused: float
 ) -> None:
-    from sklearn.metrics import roc_auc_score  # here, since it would take each process that runs tests seconds
+    from sklearn.metrics import roc_auc_score  # here, or each process that runs tests would spend seconds on it
 
     _, usual = real
     verdicts, surprise = judged(compact, odd())

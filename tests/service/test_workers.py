@@ -53,7 +53,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         assert len(servers) == 2
         (files,) = tmp_path.glob("capserve-metrics-*")
         before = sorted(path.name for path in files.iterdir())
-        # All their blocks are allocated: on a full disk, writing to one without would end a process without a word.
+        # All their blocks are allocated, or writing to them on a full disk would end a process without a word.
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
         assert {path.stat().st_size for path in files.iterdir()} == set(tallies.SIZES.values())  # the space they have was enough
         os.kill(servers[0], signal.SIGKILL)
@@ -61,7 +61,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         with reaching(url) as client:
             seen = samples(client)
             assert seen["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
-            assert began < seen["process_start_time_seconds",] < time.time()  # and the start of its replacement is told
+            assert began < seen["process_start_time_seconds",] < time.time()  # and its replacement's start is reported
         assert sorted(path.name for path in files.iterdir()) == before  # in the same place: a worker that dies adds no files
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
         shutil.rmtree(files)  # as something that tidies up may do
