@@ -1,4 +1,4 @@
-"""The shipped network and MNIST's test digits, for tests that measure; each skips with a word where it is not to be had."""
+"""The shipped network and MNIST's test digits, for tests that measure; tests skip, and say why, where these are missing."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tests.mnist import Digits, load
 
 
 def pytest_configure() -> None:
-    """A shell has what it starts in the background ignore interrupts, and nohup hang-ups; so would programs that tests start."""
+    """Resets signals: a shell's background jobs ignore interrupts, nohup's ignore hangups, and programs of tests would, too."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        signal.signal(signal.SIGHUP, lambda number, frame: None)  # ignored here all the same, and handed on to nobody
-    # Pages that tests draw are of some megabytes: a quarter of the time it takes is the system's, if it gets them back each time.
+        signal.signal(signal.SIGHUP, lambda number, frame: None)  # still ignored here, but not inherited
+    # Pages that tests draw take some megabytes: giving these back to the system each time would cost a quarter of the time.
     allocator.return_large_blocks(large=32 << 20, kept=64 << 20)
 
 
@@ -39,7 +39,7 @@ def compact() -> CapsNet:
 
 @pytest.fixture(scope="session")
 def seen(compact: CapsNet, mnist: Digits) -> Perception:
-    """What the one makes of the other, all of it."""
+    """What the shipped network sees in all of MNIST's test digits."""
     pictures = mnist.images[:, None] / np.float32(255)
     parts = [compact.perceive(part, np.ones(len(part), bool)) for part in np.array_split(pictures, 20)]
     return Perception(*map(np.concatenate, zip(*parts, strict=True)))

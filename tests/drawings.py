@@ -64,7 +64,7 @@ PEN: dict[str, list[list[list[tuple[float, float]]]]] = {
 
 
 def written(digit: str, rng: np.random.Generator, width: float = 0.08, side: int = SIDE) -> Mask:
-    """With a pen whose point is `width` of the side wide; leaning, stretched and trembling a little, no two alike."""
+    """Writes with a pen whose point is `width` of the side wide; a digit leans, is stretched and trembles a little, at random."""
     ways = PEN[digit]
     strokes = ways[rng.integers(len(ways))]
     lean, stretch = rng.uniform(-0.1, 0.25), rng.uniform(0.85, 1.1, size=2)
@@ -83,7 +83,7 @@ def written(digit: str, rng: np.random.Generator, width: float = 0.08, side: int
 
 
 def typed(text: str, rng: np.random.Generator | None = None, side: int = SIDE, bold: int = 0) -> Mask:
-    """In Pillow's own font, Aileron."""
+    """Sets text in Pillow's own font, Aileron."""
     canvas = Image.new("L", (side, side))
     ImageDraw.Draw(canvas).text(
         (side / 2, side / 2), text, fill=255, font=ImageFont.load_default(side * 0.75), anchor="mm", stroke_width=bold
@@ -161,7 +161,7 @@ def jpeg(picture: Image.Image, quality: int) -> Image.Image:
 
 
 def shading(shape: tuple[int, ...], rng: np.random.Generator, low: float = 0.45, high: float = 0.9) -> NDArray[np.float64]:
-    """A lamp to one side of the paper."""
+    """The light of a lamp to one side of the paper."""
     y, x = np.mgrid[0 : shape[0], 0 : shape[1]] / max(shape)
     angle = rng.uniform(0, 2 * np.pi)
     slope = np.cos(angle) * x + np.sin(angle) * y
@@ -199,7 +199,7 @@ def _exercise_book(mask: Mask, rng: np.random.Generator) -> Image.Image:
 
 
 def _seyes(mask: Mask, rng: np.random.Generator) -> Image.Image:
-    """As French schools have it: squares, and between their lines three fainter ones."""
+    """The paper of French schools: squares, and three fainter lines between theirs."""
     step = int(rng.integers(len(mask) // 5, len(mask) // 3))
     page = margins(mask, round(1.5 * len(mask)), *rng.uniform(0.25, 0.75, size=2))
     return on_seyes(page, step, first=int(rng.integers(step)))
@@ -225,12 +225,12 @@ def _ruled_with_a_margin(side: int, first: int, wide: int) -> NDArray[np.float64
 
 
 def ruled_with_a_margin(side: int, wide: int) -> Image.Image:
-    """And nothing written."""
+    """Ruled paper with a margin, and nothing written on it."""
     return painted(np.zeros((side, side)), (0, 0, 0), _ruled_with_a_margin(side, side // 12, wide))
 
 
 def _graph_paper(mask: Mask, rng: np.random.Generator) -> Image.Image:
-    """Its squares in the colour of the ink, photographed by hand, so that nothing is level."""
+    """Squares in the colour of the ink, photographed by hand, so that nothing is level."""
     page = margins(mask, round(1.6 * mask.shape[0]), *rng.uniform(0.3, 0.7, size=2))
     lines = np.zeros((2 * len(page), 2 * len(page)))
     for line in range(int(rng.integers(30)), len(lines), 30):
@@ -244,7 +244,7 @@ def _graph_paper(mask: Mask, rng: np.random.Generator) -> Image.Image:
 
 
 def _dusty(mask: Mask, rng: np.random.Generator) -> Image.Image:
-    """A one-bit scan: what the scanner made of dust, in both colours."""
+    """A one-bit scan with specks of dust in both colours."""
     flips = rng.random(mask.shape) < 0.01
     return Image.fromarray(((mask < 0.5) ^ flips).astype(np.uint8) * 255).convert("1")
 
@@ -254,7 +254,7 @@ def _sixteen_bits(mask: Mask, rng: np.random.Generator) -> Image.Image:
 
 
 def _few_bits(mask: Mask, rng: np.random.Generator) -> Image.Image:
-    """As instruments write that have twelve bits or fewer: all of it in the lowest tenth."""
+    """As from instruments of twelve bits or fewer: all levels lie in the lowest tenth of the range."""
     return Image.fromarray((3_500 - 2_000 * mask + rng.normal(0, 20, mask.shape)).astype(np.uint16))
 
 
@@ -306,7 +306,7 @@ def _dark_edges(mask: Mask, rng: np.random.Generator) -> Image.Image:
 
 
 def _corner(mask: Mask, rng: np.random.Generator) -> Image.Image:
-    """Of a page that runs out of the picture on two sides; on the others there is a desk."""
+    """The corner of a page that runs out of the picture on two sides; on the others there is a desk."""
     desk = [(int(wide), 0)[:: rng.choice([-1, 1])] for wide in rng.integers(len(mask) // 10, len(mask) // 3, size=2)]
     page = margins(mask, round(1.25 * len(mask)), *rng.uniform(0.2, 0.8, size=2))
     levels = np.pad(0.9 - 0.75 * page, desk, constant_values=rng.uniform(0.1, 0.4))
@@ -337,7 +337,7 @@ Lines = Callable[[ImageDraw.ImageDraw, float, float, np.random.Generator], None]
 
 
 def _with_lines(draw: Lines, colour: Colour, turn: float = 0.0) -> Style:
-    """`draw` puts lines on a sheet of twice the mask's side (its middle, the reach of what is written), at twice the size."""
+    """`draw` puts lines, at twice the size, on a sheet twice as large as the writing; it gets the middle and that reach."""
 
     def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
         written = cropped(mask)
@@ -359,13 +359,13 @@ def _with_lines(draw: Lines, colour: Colour, turn: float = 0.0) -> Style:
 
 
 def _box(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
-    """By hand: no corner where it ought to be."""
+    """A box drawn by hand, with no corner where it ought to be."""
     corners = middle + (np.array([(-1, -1), (1, -1), (1, 1), (-1, 1)]) * 1.4 + rng.normal(0, 0.04, (4, 2))) * reach
     draw.line([tuple(corner) for corner in (*corners, corners[0])], fill=255, width=7)
 
 
 def _cells(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
-    """A form's, in a row that runs out of the picture."""
+    """Cells of a form, in a row that runs out of the picture."""
     for sign in (-1, 1):
         draw.line((0, middle + 1.3 * sign * reach, 2 * middle, middle + 1.3 * sign * reach), fill=255, width=5)
         draw.line(
@@ -376,7 +376,7 @@ def _cells(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.rando
 
 
 def _ring(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.random.Generator) -> None:
-    """By a teacher, who did not quite close it."""
+    """A teacher's ring, not quite closed."""
     reach, start = reach * rng.uniform(1.4, 1.6), rng.uniform(0, 360)
     draw.arc(
         (middle - reach, middle - 1.05 * reach, middle + reach, middle + 1.05 * reach), start, start + 350, fill=255, width=8
@@ -389,7 +389,7 @@ def _underline(draw: ImageDraw.ImageDraw, middle: float, reach: float, rng: np.r
 
 
 def _on_a_line(gap: float, asked: str = "") -> Style:
-    """A form's, on which one writes an answer: below it by this part of its height, or drawn through its feet."""
+    """A form's line for an answer: `gap` of the answer's height below it, or, if that is negative, through its feet."""
 
     def picture(mask: Mask, rng: np.random.Generator) -> Image.Image:
         written = cropped(mask)

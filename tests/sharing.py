@@ -1,4 +1,4 @@
-"""What one of the processes that run tests makes for all of them, where it takes seconds."""
+"""Files that take seconds to make: one of the processes that run tests makes them for all."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 
 def made_once(name: str, make: Callable[[Path], object], factory: pytest.TempPathFactory) -> Path:
-    """What the first that asked made there, a file or a folder to be read alone; others wait for it."""
+    """Returns a file or a folder, only to be read, which the first process to ask makes while the others wait."""
     base = factory.getbasetemp()
     root = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "shared"
     root.mkdir(exist_ok=True)

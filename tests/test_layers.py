@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.mark.parametrize("package", ["service", "training"])
 def test_every_module_has_its_layer(package: str) -> None:
-    """Or import-linter would let it import whatever it liked."""
+    """Otherwise import-linter would let it import anything."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     (layers,) = (each["layers"] for each in contracts if each["type"] == "layers" and each["layers"][0].startswith(package))
     named = {name for layer in layers for name in layer.split(" | ")}

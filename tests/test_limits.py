@@ -1,4 +1,4 @@
-"""Numbers that pages tell are the code's: a limit that moves, and is told otherwise there, fails here."""
+"""The numbers in the manuals are the code's: a limit that changes without its page fails here."""
 
 from __future__ import annotations
 

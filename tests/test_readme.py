@@ -1,6 +1,6 @@
 """README is true: its commands are run against a real server and their outputs compared, its tables against the code.
 
-Of an output words and whole numbers must agree. Measures, tokens and picture data are a machine's or a model's own: masked.
+In an output, words and whole numbers must agree. Measures, tokens and picture data differ by machine or model, so are masked.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ def server() -> Iterator[processes.Process]:
 
 @pytest.fixture(scope="module")
 def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the reader types; what one command writes the next one reads."""
+    """The folder in which the reader types: what one command writes, the next one reads."""
     return tmp_path_factory.mktemp("desk")
 
 
 def shown(command: str, desk: Path, server: processes.Process) -> str:
-    """The command's output, as of a server at README's address."""
+    """Runs a command, and returns its output as if the server were at README's address."""
     place = server.url.removeprefix("http://")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     typed = command.replace(PLACE, place)
@@ -68,7 +68,7 @@ def masked(output: str) -> str:
 
 
 def comparable(output: str, promised: str) -> list[tuple[str, str]]:
-    """Line by line what came and what README says, masked."""
+    """Pairs each line of the output with README's, both masked."""
     lines = zip_longest(output.split("\n"), promised.split("\n"), fillvalue="")
     return [(masked(line), masked(wanted)) for line, wanted in lines]
 
@@ -103,7 +103,7 @@ def test_the_settings_table_is_the_settings() -> None:
 
 @pytest.mark.parametrize("package", ["service", "training"])
 def test_the_map_names_every_file(package: str) -> None:
-    """A row for each, which is how its docstring begins."""
+    """Each file has a row, and its docstring begins with it."""
     table = (ROOT / "CONTRIBUTING.md").read_text().partition(f"`{package}/`: ")[2].partition("\n\n`")[0]
     rows = dict(re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", table, re.MULTILINE))
     for path in (ROOT / package).rglob("*.py"):

@@ -1,4 +1,4 @@
-"""Until something is true, and not for ever."""
+"""Waits until something is true, and not for ever."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 
 def until(true: Callable[[], object], seconds: float = 10, pause: float = 0.05, said: Callable[[], str] = str) -> None:
-    """`said` is what is worth knowing where it does not come true."""
+    """Waits until `true()` holds; if it does not in time, fails with the text of `said()`."""
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends, said()
@@ -16,7 +16,7 @@ def until(true: Callable[[], object], seconds: float = 10, pause: float = 0.05, 
 
 
 async def until_soon(true: Callable[[], object], seconds: float = 10) -> None:
-    """The same beside other tasks of a loop."""
+    """Does the same while other tasks of the event loop run."""
     ends = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < ends

@@ -1,4 +1,4 @@
-"""As much of `docker` as docker/rollout.sh asks for: the containers are rows of the JSON file that $ENGINE names."""
+"""Stands for `docker`, as far as docker/rollout.sh uses it: the containers are entries of the JSON file that $ENGINE names."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ if __name__ == "__main__":
         print(line)
     changed = place.with_suffix(".changed")
     changed.write_text(json.dumps(engine))
-    changed.replace(place)  # whoever reads meanwhile finds one or the other
+    changed.replace(place)  # a reader finds either the old file or the new

@@ -77,7 +77,7 @@ def merged(base: Any, change: Any) -> Any:
 
 
 def check(manifest: Manifest) -> None:
-    import kubernetes_validate  # here: it takes seconds, of each process that runs tests
+    import kubernetes_validate  # here, or each process that runs tests would spend seconds on it
 
     if manifest["kind"] not in FOREIGN:
         kubernetes_validate.validate(manifest, kubernetes_validate.latest_version(), strict=True)
@@ -90,7 +90,7 @@ def pod(manifests: dict[str, Manifest]) -> Manifest:
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "base"], ids=lambda path: path.name)
 def test_every_file_of_the_base_is_what_kubernetes_takes(path: Path) -> None:
-    """Those of an overlay are parts, and make sense once they are put together."""
+    """An overlay's files are parts, and make sense only when they are put together."""
     check(read(path))
 
 
@@ -102,7 +102,7 @@ def test_every_file_is_used() -> None:
 
 
 def test_one_gpu_is_enough_for_a_rollout() -> None:
-    """A second pod would wait for a GPU, and be the one that a rollout may miss: the first would never make room."""
+    """A second pod would wait for a GPU and be the one pod that a rollout may lack, so the first would never make room."""
     manifests = built("gpu")
     assert manifests["HorizontalPodAutoscaler"]["spec"]["minReplicas"] == 1
     assert manifests["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
@@ -142,7 +142,7 @@ class TestBuilt:
         assert labels
         monitor = manifests["ServiceMonitor"]["spec"]
         assert monitor["selector"]["matchLabels"].items() <= manifests["Service"]["metadata"]["labels"].items()
-        assert manifests["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "capserve"  # the job of our rules
+        assert manifests["Service"]["metadata"]["labels"][monitor["jobLabel"]] == "capserve"  # the job that our rules name
         target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) == ("Deployment", manifests["Deployment"]["metadata"]["name"])
 

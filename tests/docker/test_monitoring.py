@@ -1,4 +1,4 @@
-"""The dashboard and the rules against the metrics that the service really exports; by a real Prometheus where there is one."""
+"""The dashboard and the rules are checked against the metrics that the service exports, by a real Prometheus if there is one."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def service() -> Iterator[httpx.Client]:
 
 
 def visit(client: httpx.Client) -> None:
-    """Something of everything that is counted: work, a mistake, and more than the queue holds."""
+    """Sends something of everything that is counted: work, a mistake, and more than the queue holds."""
     seven = encoded(drawn("7"))
     client.post("/predict", files={"file": seven})
     client.post("/predict", content=b"nonsense", headers={"Content-Type": "image/png"})
@@ -82,7 +82,7 @@ def visit(client: httpx.Client) -> None:
 
 @pytest.fixture(scope="module")
 def exported(service: httpx.Client) -> set[str]:
-    """Those with labels of which nothing has come to pass have no samples yet."""
+    """The names of all metrics and samples; a metric with labels has no samples until one of its events has happened."""
     families = list(text_string_to_metric_families(service.get("/metrics").text))
     names = {family.name + "_total" * (family.type == "counter") for family in families}
     return names | {sample.name for family in families for sample in family.samples}
@@ -101,7 +101,7 @@ def test_every_rule_is_of_metrics_there_are(rule: dict[str, Any], exported: set[
 
 
 def test_every_metric_of_ours_is_on_the_dashboard(exported: set[str]) -> None:
-    """Of a histogram any part; what a rule records of it will do."""
+    """Any part of a histogram will do, and so will what a rule records of it."""
     recorded = {name for rule in RULES if "record" in rule for name in metrics_in(rule["expr"])}
     shown = {name for target in TARGETS for name in metrics_in(target.expr)} | recorded
     families = {re.sub(r"_(bucket|sum|count)$", "", name) for name in shown}
@@ -131,7 +131,7 @@ def test_the_dashboard_asks_the_provisioned_data_source() -> None:
 
 @pytest.fixture(scope="module")
 def prometheus(service: httpx.Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[httpx.Client]:
-    """A real one that scrapes the service and evaluates our rules, in haste."""
+    """A real Prometheus that scrapes the service and evaluates our rules twice a second."""
     folder = tmp_path_factory.mktemp("prometheus")
     config = yaml.safe_load((PROMETHEUS / "prometheus.yml").read_text())
     config["global"] = {"scrape_interval": "500ms", "scrape_timeout": "500ms", "evaluation_interval": "500ms"}

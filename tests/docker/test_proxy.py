@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(shutil.which("nginx") is None, reason="nginx (De
 
 @contextlib.contextmanager
 def proxy(behind: int, folder: Path) -> Iterator[int]:
-    """The port of one that passes on to that of a service, found without Docker's DNS, its files in a folder of its own."""
+    """Runs an nginx that passes requests on to the port `behind`, without Docker's DNS; yields its own port."""
     port = free_port()
     text = (ROOT / "docker/nginx/nginx.conf").read_text().replace("/tmp/", f"{folder}/")
     for told, here in {
@@ -63,7 +63,7 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
 
 
 def asked(port: int, request: str) -> tuple[int, HTTPMessage, dict[str, object]]:
-    """What no client of HTTP would send as well."""
+    """Sends a request as it is, even one that no HTTP client would send."""
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(request.encode())
         answer = HTTPResponse(connection)
@@ -115,7 +115,7 @@ def test_clients_of_the_open_inference_protocol_are_told_that_nobody_is_there(al
 
 
 def test_what_is_asked_goes_through_it(tmp_path: Path) -> None:
-    """And where the service asks for a key, with it."""
+    """Where the service asks for a key, the key goes through, too."""
     with (
         process(api_key="secret") as server,
         proxy(server.port, tmp_path) as port,

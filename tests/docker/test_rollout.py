@@ -1,4 +1,4 @@
-"""docker/rollout.sh on an engine that is a file: which containers there are afterwards. A real engine is docker/trial.py's."""
+"""docker/rollout.sh on an engine that is a file: which containers there are afterwards. docker/trial.py has a real engine."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.waiting import until
 ROOT = Path(__file__).parents[2]
 OLD = {"old0", "old1"}
 NEW = {"new0", "new1"}
-OTHERS = {"check", "checked"}  # by `docker compose run`, which are none of its business
+OTHERS = {"check", "checked"}  # made by `docker compose run`, and to be left alone
 
 
 class Engine:
@@ -29,13 +29,13 @@ class Engine:
         self.health = "healthy"
         self.patience = 0.0  # seconds that a replica takes to stop
         docker = folder / "docker"
-        docker.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {engine.__file__} "$@"\n')  # twenty starts a test
+        docker.write_text(f'#!/bin/sh\nexec {sys.executable} -I -S {engine.__file__} "$@"\n')  # started twenty times a test
         docker.chmod(0o755)
         self.environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "ENGINE": str(self.file), "ROLLOUT_WAIT": "1"}
         self.environment["TMPDIR"] = str(folder)
 
     def begin(self, key: str | None = None) -> None:
-        """With replicas that ask for a key, or for none."""
+        """Begins with replicas that ask for this key, or for none."""
         containers = {name: container(key) for name in OLD}
         containers |= {"stopped": container(key, state="exited")}
         containers |= {"check": container(key, oneoff=True), "checked": container(key, state="exited", oneoff=True)}
@@ -83,7 +83,7 @@ def test_new_replicas_take_the_place_of_the_old(host: Engine) -> None:
 
 
 def test_where_none_runs_nothing_is_touched(host: Engine) -> None:
-    """Those that ended have the logs that say why."""
+    """Containers that have ended still have the logs that say why."""
     host.file.write_text(json.dumps({"containers": {"ended": container(None, state="exited")}, "key": None, "health": "healthy"}))
     status, told = ended(host.rollout())
     assert (status, "nothing to renew" in told) == (1, True), told

@@ -1,4 +1,4 @@
-"""The real page in a real Chromium, on the same uvicorn as the service's tests. No page may ask anything of another host."""
+"""The real page in a real Chromium, on a uvicorn as in the service's tests. No page may send another host a request."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ OpenPage = Callable[..., Page]
 
 @pytest.fixture(scope="package")
 def nets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, CapsNet]:
-    """The tests' bundle, `tiny`; the same network taken for one of two digits, the second of any length, `pair`; one of two side
-    by side, `beside`; and one whose classes are no digits and two of whose dimensions do the same, `words`."""
+    """The tests' bundle `tiny`, and three models made of it.
+
+    `pair` passes for a network of two digits, the second of any length, and `beside` for one of two digits side by side. The
+    classes of `words` are not digits, and two of its dimensions do the same.
+    """
     tiny = catalogue.load(settings())["tiny"]
     thresholds = tiny.manifest.thresholds
     lenient = dict.fromkeys(thresholds.lengths, -1.0)
@@ -59,7 +62,7 @@ def server(nets: dict[str, CapsNet]) -> Iterator[str]:
         yield str(client.base_url)
 
 
-# Of the package, not of the session: Playwright's event loop would stand in the way of the asyncio.run of other tests.
+# Its scope is the package, not the session: Playwright's event loop would stand in the way of asyncio.run in other tests.
 @pytest.fixture(scope="package")
 def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
@@ -72,8 +75,10 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture
 def open_page(browser: Browser, server: str) -> Iterator[OpenPage]:
-    """open_page(at=..., wait=..., script=..., **how) -> a page, which runs `script` before its own; at the end none may have
-    failed and no other host been asked."""
+    """open_page(at=..., wait=..., script=..., **how) -> a page, which runs `script` before its own scripts.
+
+    At the end no page may have failed, and no other host may have been asked.
+    """
     contexts, faults, asked = [], [], []
 
     def heard(request: Request) -> None:
@@ -87,7 +92,7 @@ def open_page(browser: Browser, server: str) -> Iterator[OpenPage]:
         page.add_init_script(script)
         page.on("request", heard)
         page.on("pageerror", lambda error: faults.append(str(error)))
-        # That a request failed is in the log of every browser; that a script or a policy did is what we want to know.
+        # Browsers also log requests that fail, which is allowed; scripts and policies that fail are what we look for.
         page.on("console", lambda said: said.type == "error" and "Failed to load" not in said.text and faults.append(said.text))
         page.goto(at + path)
         if wait:

@@ -1,4 +1,4 @@
-"""A hand with a mouse, and an eye for what the page shows."""
+"""Draws with the mouse, and reads what the page shows."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _arc(x: float, y: float, across: float, down: float, start: float, end: floa
 SEVEN: list[Stroke] = [[(0.2, 0.15), (0.75, 0.15), (0.45, 0.85)]]
 ONE: list[Stroke] = [[(0.5, 0.1), (0.5, 0.9)]]
 
-# The same as a person would write them, for pictures.
+# Digits as a person would write them, for pictures.
 WRITTEN_SEVEN: list[Stroke] = [
     [(0.22, 0.2), (0.5, 0.19), (0.74, 0.18), (0.7, 0.3), (0.6, 0.5), (0.52, 0.66), (0.47, 0.86)],
     [(0.42, 0.54), (0.56, 0.52), (0.72, 0.5)],
@@ -46,7 +46,7 @@ def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True) -> None:
 
 
 def ask_for(page: Page, label: str, finally_: bool = True) -> None:
-    """Until the page says that it sees this, and waits for no other answer."""
+    """Waits until the page says that it sees this label and, unless told otherwise, awaits no further answer."""
     page.wait_for_function(
         """([label, last]) => document.querySelector("#verdict").textContent.includes(label)
             && !(last && document.querySelector("#answer").ariaBusy === "true")""",
@@ -66,7 +66,7 @@ def changed(page: Page, canvas: str, before: str) -> str:
 
 
 def colours(page: Page) -> tuple[int, int]:
-    """How much of what the network believes is of the first digit's colour, which is warm, and of the second's: pixels."""
+    """Counts the pixels of what the network believes in the colour of the first digit, which is warm, and of the second."""
     warm, cold = page.evaluate("""() => {
         const canvas = document.getElementById("believed");
         const { data } = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height);

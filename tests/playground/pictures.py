@@ -1,4 +1,4 @@
-"""README's pictures of the playground on the shipped models: `python -m tests.playground.pictures`, then look at them."""
+"""README's pictures of the playground on the shipped models: run `python -m tests.playground.pictures`, then look at them."""
 
 from __future__ import annotations
 

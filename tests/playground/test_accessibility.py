@@ -42,7 +42,7 @@ def test_the_playground(open_page: OpenPage, look: str) -> None:
     page.locator("#dim-0").fill("0.1")
     page.set_input_files("#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no picture"})
     expect(page.locator("#refused")).to_be_visible()
-    page.wait_for_timeout(250)  # colours in transition
+    page.wait_for_timeout(250)  # until colours have changed
     _assert_accessible(page)
     page.click("#open-sweep")
     expect(page.locator("#sheet img")).to_be_visible()
@@ -55,7 +55,7 @@ def test_the_reference(open_page: OpenPage, look: str) -> None:
 
 
 def test_what_has_the_focus_is_in_sight(open_page: OpenPage) -> None:
-    """Where the picture of the pose stays at the top, backwards through the sliders: none is below it."""
+    """Going backwards through the sliders, the focus is never under the picture of the pose, which stays at the top."""
     page = open_page(path="/?model=pair")
     page.click("#examples button:nth-child(2)")
     page.click("#examples button:nth-child(8)")
@@ -89,7 +89,7 @@ def test_what_comes_is_read_out_the_same_answer_to_another_picture_too(open_page
     page.click("#clear")
     page.click(two)
     ask_for(page, "2")
-    page.click(two)  # the same once more, over the one that is there
+    page.click(two)  # the same once more, over the first
     page.wait_for_function("() => heard.length >= 4")
     page.click("#keep-from")
     page.click("#keep-to")
@@ -97,7 +97,7 @@ def test_what_comes_is_read_out_the_same_answer_to_another_picture_too(open_page
     page.click("#copy")
     expect(page.locator("#announcement")).to_have_text(re.compile("Copied|Selected"))
     page.click("#open-sweep")
-    expect(page.locator("#sweep #announcement")).to_contain_text("drawings of your 2")  # beside it nothing is read
+    expect(page.locator("#sweep #announcement")).to_contain_text("drawings of your 2")  # nothing outside it is read
     page.keyboard.press("Escape")
     expect(page.locator("#sweep #announcement")).to_have_count(0)
     heard = page.evaluate("heard")
@@ -149,7 +149,7 @@ def test_forced_colours_leave_drawings_their_ground(open_page: OpenPage) -> None
     page.click("#open-sweep")
     expect(page.locator("#sheet img")).to_be_visible()
     ground = page.evaluate("getComputedStyle(document.querySelector('#sheet .plate')).backgroundColor")
-    assert ground != "rgb(255, 255, 255)"  # on which nothing can be seen that is screened onto it
+    assert ground != "rgb(255, 255, 255)"  # drawings are screened onto it, and would not be seen
 
 
 def _assert_accessible(page: Page) -> None:

@@ -1,4 +1,4 @@
-"""The service away, busy, silent, replaced, or behind a key."""
+"""The page while the service is away, busy, silent, replaced, or behind a key."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_service_that_goes_away_comes_back_by_itself(open_page: OpenPage, nets
 
 
 def test_a_service_that_goes_away_is_missed_without_being_asked(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
-    """And what comes back in its place may be another: the page takes up what the model is now."""
+    """The service that comes back may have another model, and the page takes that up."""
     with serving(settings(model="tiny"), nets) as client:
         url = str(client.base_url)
         page = open_page(at=url)
@@ -106,14 +106,14 @@ def test_what_is_of_another_drawing_goes_where_an_answer_is_late(with_seven: Pag
     expect(page.locator("#verdict")).to_have_text("No answer yet", timeout=2_000)
     expect(page.locator("#subject")).to_contain_text("average")
     assert page.locator("#keep-from").is_disabled()
-    page.click("#examples button:nth-child(4)")  # whose answer does not wait for that
+    page.click("#examples button:nth-child(4)")  # its answer does not wait for the late one
     ask_for(page, "3")
     expect(page.locator("#subject")).to_have_text("This is your 3.")
     expect(page.locator("#keep-from")).to_be_enabled()
 
 
 def test_an_answer_that_is_not_late_replaces_the_one_before_at_once(open_page: OpenPage) -> None:
-    """Late is 1.5 seconds here, and each takes one."""
+    """Here an answer is late after 1.5 seconds, and each takes one second."""
     page = open_page(
         script="{ const later = setTimeout; window.setTimeout = (what, time) => later(what, time === 250 ? 1500 : time); }"
     )
@@ -136,7 +136,7 @@ def test_on_a_slow_line_a_photo_has_the_time_it_takes(open_page: OpenPage, tmp_p
     line = {"offline": False, "latency": 0, "downloadThroughput": -1, "uploadThroughput": 250_000}
     page.context.new_cdp_session(page).send("Network.emulateNetworkConditions", line)
     photo = tmp_path / "seven.bmp"
-    photo.write_bytes(encoded(drawn("7", 900), "BMP"))  # three seconds
+    photo.write_bytes(encoded(drawn("7", 900), "BMP"))  # takes three seconds
     page.set_input_files("#file", photo)
     ask_for(page, "7")
     assert len(asked) == 1
@@ -191,7 +191,7 @@ def test_what_goes_wrong_behind_the_sheet_is_said_before_it(page: Page) -> None:
 
 
 def test_a_login_in_the_pages_address_is_in_no_other(open_page: OpenPage, server: str) -> None:
-    """Browsers fetch nothing from an address with a login in it, not even one that a page's own makes so."""
+    """Browsers fetch nothing from an address with a login in it, even if the login comes from the page's own address."""
     page = open_page(at=server.replace("://", "://someone:secret@"))
     draw(page, SEVEN)
     ask_for(page, "7")
@@ -216,7 +216,7 @@ def test_a_key_that_is_asked_for_later_was_not_wrong_before(with_seven: Page) ->
     page.keyboard.press("Enter")
     expect(page.locator("#key label")).to_contain_text("not the key")
     expect(page.locator("#announcement")).to_contain_text("not the key")
-    page.get_by_role("button", name="Example 3").click()  # is drawn, though nobody answers yet
+    page.get_by_role("button", name="Example 3").click()  # it is drawn, though nobody answers yet
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 3")
 
 
@@ -225,7 +225,7 @@ def test_a_busy_service_is_asked_again(page: Page) -> None:
         problem = {"status": status, "title": "busy", "detail": "512 images wait already"}
         route.fulfill(status=status, headers={"Retry-After": "1"}, json=problem)
 
-    for status in (503, 429):  # of the service, and of a proxy that counts
+    for status in (503, 429):  # from the service, and from a proxy that counts
         page.route("**/predict?*", partial(busy, status), times=1)
         draw(page, SEVEN)
         expect(page.locator("#unreachable")).to_contain_text("busy: 512 images wait already")
@@ -235,7 +235,7 @@ def test_a_busy_service_is_asked_again(page: Page) -> None:
 
 
 def test_who_wants_no_answer_any_more_waits_for_none(page: Page) -> None:
-    """A proxy asks for half a minute; the drawing is cleared, and the next one is asked for at once."""
+    """A proxy asks to wait half a minute; when the drawing is cleared, the next one is sent at once."""
     busy = {"status": 503, "headers": {"Retry-After": "30"}, "json": {"status": 503, "title": "busy", "detail": "at work"}}
     page.route("**/predict?*", lambda route: route.fulfill(**busy), times=1)
     draw(page, SEVEN)
@@ -251,26 +251,26 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(open_page: OpenPage, nets: dict[
         page = open_page(at=str(client.base_url), path="/healthz", wait=False)
         with page.expect_response("**/models") as asked:
             page.goto(str(client.base_url))
-        assert asked.value.headers["www-authenticate"] == "Bearer"  # of anything more the browser would ask its user itself
+        assert asked.value.headers["www-authenticate"] == "Bearer"  # for anything more the browser would ask its user
         expect(page.locator("#key")).to_be_visible()
         assert said(page, "#state") == "needs its key"
         colour = "getComputedStyle(document.querySelector('#key .button')).backgroundColor"
         before = page.evaluate(colour)
         page.hover("#key .button")
-        page.wait_for_timeout(250)  # colours in transition
+        page.wait_for_timeout(250)  # until colours have changed
         assert page.evaluate(colour) == before
         page.fill("#key-field", "wrong")
         page.keyboard.press("Enter")
         expect(page.locator("#key label")).to_contain_text("not the key")
         with page.expect_response("**/models"):
-            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # as one who looks the key up comes back
+            page.evaluate("document.dispatchEvent(new Event('visibilitychange'))")  # back from looking the key up
         page.wait_for_timeout(100)
         expect(page.locator("#key label")).to_contain_text("not the key")
         page.fill("#key-field", KEY)
         page.keyboard.press("Enter")
         page.wait_for_selector("#examples button")
         expect(page.locator("#key")).to_be_hidden()
-        assert page.evaluate("document.activeElement.id") == "model"  # and not nowhere
+        assert page.evaluate("document.activeElement.id") == "model"  # the focus is not lost
         draw(page, SEVEN)
         ask_for(page, "7")
         assert '"X-API-Key: $CAPSERVE_API_KEY"' in said(page, "#command")

@@ -17,14 +17,14 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     entries = page.evaluate("history.length")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "answer"
-    assert page.evaluate("history.length") == entries  # another would know nothing of the drawing
+    assert page.evaluate("history.length") == entries  # another entry would not have the drawing
     page.reload()
     page.wait_for_selector("#examples button")
     _tab_to(page, "[aria-label='Example 3']")
     page.keyboard.press("Enter")
     ask_for(page, "3")
     _tab_to(page, "#clear", "Shift+Tab")
-    for heir in ("undo", "undo", "file"):  # a button that can do no more does not take the focus with it
+    for heir in ("undo", "undo", "file"):  # a button that can do no more passes the focus on
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == heir
     _tab_to(page, "[aria-label='Example 3']")
@@ -52,7 +52,7 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
 
 
 def test_a_slate_that_fills_the_screen_can_be_left(open_page: OpenPage) -> None:
-    """Who has enlarged the page until it does could only draw."""
+    """Otherwise somebody who has enlarged the page so far could only draw."""
     page = open_page(**PHONE)
     session = page.context.new_cdp_session(page)
     reacts = "getComputedStyle(document.getElementById('drawing')).touchAction"
@@ -81,7 +81,7 @@ def test_on_a_phone(open_page: OpenPage) -> None:
     assert "7" in said(page, "#glance")
     assert page.evaluate("scrollY") == 0  # the finger drew and did not scroll
     sizes = page.locator("#model, #steps, #key-field").evaluate_all("all => all.map((one) => getComputedStyle(one).fontSize)")
-    assert sizes == ["16px"] * 3  # of smaller ones an iPhone makes a larger page
+    assert sizes == ["16px"] * 3  # for smaller ones an iPhone zooms the page in
     for width in (390, 320):
         page.set_viewport_size({"width": width, "height": 700})
         assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -115,7 +115,7 @@ def test_who_scrolls_past_a_slider_has_not_moved_it(open_page: OpenPage) -> None
     touch = page.context.new_cdp_session(page)
 
     def swiped(across: float, down: float) -> float:
-        """How far the page has scrolled for it."""
+        """Swipes from the slider, and returns how far the page has scrolled."""
         page.evaluate("() => document.querySelector('#dim-5').scrollIntoView({ block: 'center' })")
         before: float = page.evaluate("scrollY")
         box = page.locator("#dim-5").bounding_box()
@@ -153,7 +153,7 @@ def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPag
         page.wait_for_function(
             "() => [document.querySelector('#drawing')].every(({ width, clientWidth }) => width === 2 * clientWidth)"
         )
-        assert sum(abs(before - after) for before, after in zip(drawing, _levels(page), strict=True)) < 10  # as it is turned, too
+        assert sum(abs(before - after) for before, after in zip(drawing, _levels(page), strict=True)) < 10  # turned, too
 
 
 def _levels(page: Page) -> list[float]:
@@ -181,7 +181,7 @@ def test_text_grows_with_the_browsers_own_and_stays_in_its_card(with_seven: Page
 
 def test_reduced_motion_is_honoured(open_page: OpenPage) -> None:
     page = open_page(reduced_motion="reduce")
-    page.evaluate("() => (document.querySelector('#state').dataset.state = 'asking')")  # else it moves for nobody
+    page.evaluate("() => (document.querySelector('#state').dataset.state = 'asking')")  # otherwise it never moves
     assert page.locator(".bar > span").first.evaluate("bar => getComputedStyle(bar).transitionDuration") == "0s"
     assert page.locator("#state").evaluate("state => getComputedStyle(state, '::before').animationName") == "none"
 

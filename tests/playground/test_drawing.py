@@ -14,7 +14,7 @@ from tests.service.conftest import drawn, encoded
 
 
 class Hand:
-    """Fingers, palm and pen on a tablet, at places in parts of the slate's side."""
+    """Fingers, palm and pen on a tablet; places are given in parts of the slate's side."""
 
     def __init__(self, page: Page) -> None:
         page.locator("#slate").scroll_into_view_if_needed()
@@ -23,11 +23,11 @@ class Hand:
         self.box, self.session = box, page.context.new_cdp_session(page)
 
     def touch(self, kind: str, *places: tuple[float, float]) -> None:
-        """touchStart, touchMove, touchEnd or touchCancel."""
+        """Sends a touchStart, touchMove, touchEnd or touchCancel."""
         self.session.send("Input.dispatchTouchEvent", {"type": kind, "touchPoints": [self._at(*place) for place in places]})
 
     def write(self, stroke: Stroke) -> None:
-        """With a pen, from its touching the slate to its leaving it."""
+        """Draws with a pen, from touching the slate to leaving it."""
         self._pen("mousePressed", stroke[0])
         for place in stroke[1:]:
             self._pen("mouseMoved", place)
@@ -65,11 +65,11 @@ def test_undo_and_clear(with_seven: Page) -> None:
     page.evaluate(
         "() => document.body.dispatchEvent(new KeyboardEvent('keydown', {key: ';', code: 'KeyZ', ctrlKey: true, bubbles: true}))"
     )
-    assert image(page, "drawing") == seven  # another on Dvorak's keys
+    assert image(page, "drawing") == seven  # another key on a Dvorak keyboard
     page.click("#clear")
     expect(page.locator("#verdict")).to_have_text("Nothing yet")
     expect(page.locator("#invitation")).to_be_visible()
-    page.click("#undo")  # clearing is no accident that cannot be undone
+    page.click("#undo")  # clearing can be undone
     assert image(page, "drawing") == seven
     ask_for(page, "7")
 
@@ -180,7 +180,7 @@ def test_a_drawing_is_still_there_after_a_look_at_the_docs(with_seven: Page) -> 
 
 
 def test_a_drawing_is_kept_from_the_end_of_its_stroke(with_seven: Page) -> None:
-    """A page that is loaded anew or dropped for want of memory has no time for it."""
+    """A page that is reloaded or dropped for lack of memory has no time to keep it."""
     assert with_seven.evaluate("history.state.drawing.strokes.length") == 1
     with_seven.reload()
     on_the_slate(with_seven, "1 stroke")

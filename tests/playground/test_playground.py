@@ -23,7 +23,7 @@ from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, i
 from tests.service.conftest import drawn, encoded, serving, settings
 
 SOON = 300  # milliseconds
-SLATE, CHALK = (17, 21, 28), (247, 244, 236)  # what is black in a picture, and what is white: pixels.js
+SLATE, CHALK = (17, 21, 28), (247, 244, 236)  # how pixels.js shows black and white
 
 
 def test_a_drawn_seven_is_seen_and_explained(with_seven: Page, server: str) -> None:
@@ -97,13 +97,15 @@ def test_an_answer_that_nobody_waits_for_is_dropped(page: Page) -> None:
         route.continue_()
     while len(over) < len(held):
         page.wait_for_timeout(20)
-    page.wait_for_timeout(50)  # for the page to make nothing of it
+    page.wait_for_timeout(50)  # in which the page must ignore it
     assert said(page, "#verdict") == "Nothing yet"
 
 
 def test_the_first_answer_comes_soon_after_the_stroke(open_page: OpenPage, compact: CapsNet) -> None:
-    """Of the shipped network, to all of the stroke. `pytest -s` tells how soon. Other work may have the processor, so that one in
-    time is enough."""
+    """The answer is the shipped network's, to the whole stroke; `pytest -s` prints how soon it came.
+
+    Other work may have the processor, so one answer in time is enough.
+    """
     with serving(settings(), {"compact": compact}) as client:
         waits = _waits(open_page(at=str(client.base_url)))
     print(f"first answers after the stroke, in milliseconds: {', '.join(f'{each:.0f}' for each in sorted(waits))}")
@@ -137,7 +139,7 @@ def test_an_example_is_a_click(page: Page) -> None:
 
 
 def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -> None:
-    """One of which is called 1, and is a pair of trousers."""
+    """One of these classes is called 1, and is a pair of trousers."""
     page = open_page(path="/?model=words")
     with page.expect_request(lambda request: "/reconstruct?model=words&label=1&" in request.url):
         page.reload()
@@ -169,7 +171,7 @@ def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> No
         page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
     turned = changed(page, "turned", still)
-    assert said(page, ".slider:has(#dim-3) .figure") == f"+{REACH}"  # as far as sheets go and strengths were measured
+    assert said(page, ".slider:has(#dim-3) .figure") == f"+{REACH}"  # as far as sheets go, and as strengths are measured
     expect(page.locator("#command")).to_contain_text(f"delta={REACH}")
     page.get_by_role("slider", name=names[5], exact=True).fill("-0.2")
     both = changed(page, "turned", turned)
@@ -219,7 +221,7 @@ def test_the_sheet_opens_and_closes(with_seven: Page, nets: dict[str, CapsNet]) 
     sheet, dims = page.locator("#sheet img"), nets["tiny"].manifest.pose_size
     expect(sheet).to_be_visible()
     assert sheet.evaluate("image => [image.naturalWidth, image.naturalHeight]") == [11 * 56, dims * 56]
-    for height in (500, 720, 1400):  # a digit that is drawn narrower says of a dimension what it does not do
+    for height in (500, 720, 1400):  # digits drawn narrower would show what no dimension does
         page.set_viewport_size({"width": 1280, "height": height})
         box = sheet.bounding_box()
         assert box is not None
@@ -240,7 +242,7 @@ def test_a_click_beside_the_sheet_closes_it_and_none_on_it_does(page: Page) -> N
     page.mouse.click(box["x"] + 6, box["y"] + 6)
     page.locator("#sweep-hint").hover()
     page.mouse.down()
-    page.mouse.move(box["x"] - 20, box["y"] + 20)  # who selects a line goes beyond it
+    page.mouse.move(box["x"] - 20, box["y"] + 20)  # selecting a line may end beside it
     page.mouse.up()
     page.wait_for_timeout(50)
     expect(page.locator("#sweep")).to_be_visible()
@@ -294,11 +296,11 @@ def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
         page.fill("#steps", steps)
         page.click("#keep-to")
         assert said(page, "#strip") == "Both are kept; the poses between them appear here."
-        assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what would do
+        assert page.evaluate("document.activeElement.id") == "steps"  # where the browser says what is allowed
     page.wait_for_timeout(100)
     assert not asked
     page.fill("#steps", "50")
-    page.click("#undo")  # which is not lost for it
+    page.click("#undo")  # which still works
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: empty")
     page.route("**/morph?*", lambda route: held.append(route))
     page.fill("#steps", "5")
@@ -316,7 +318,7 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     with page.expect_request("**/predict?model=pair*"):
         page.select_option("#model", "pair")
     ask_for(page, "7")
-    expect(page.locator("#from")).to_have_attribute("aria-label", "No start yet")  # a pose of the other model
+    expect(page.locator("#from")).to_have_attribute("aria-label", "No start yet")  # the one kept was the other model's
     assert said(page, "#strip").startswith("Draw one and keep it as the start")
     page.reload()
     expect(page.locator("#model")).to_have_value("pair")
@@ -366,12 +368,12 @@ def test_pictures_in_colour_are_shown_so(page: Page) -> None:
     page.locator("#dim-0").press("ArrowRight")
     expect(page.locator("#subject")).to_have_text("This is your 7, moved.")
     shows(page, [SLATE[0], SLATE[1], CHALK[2]], "seen")
-    shows(page, [164, 195, 175], "difference")  # of three channels one is missing and two are added, a third of each colour
+    shows(page, [164, 195, 175], "difference")  # one channel of three is missing and two are added, a third of a colour each
     shows(page, [CHALK[0], CHALK[1], SLATE[2]], "believed", "turned", "from")
 
 
 def shows(page: Page, colour: list[int], *canvases: str) -> None:
-    """Soon, in the middle of each."""
+    """Waits until the middle of each canvas has this colour."""
     page.wait_for_function(
         """([canvases, colour]) => canvases.every((id) => {
             const { data } = document.getElementById(id).getContext("2d").getImageData(14, 14, 1, 1);
@@ -405,7 +407,7 @@ def proportion(page: Page) -> float:
 
 
 def halves_with_ink(page: Page) -> tuple[tuple[int, int], list[bool]]:
-    """The size of what the network was shown, and whether there is ink left and right; none may lie where they meet."""
+    """Returns the size of what the network was shown, and whether each half has ink; none may lie where the halves meet."""
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
     with Image.open(BytesIO(base64.b64decode(image(page, "seen").partition(",")[2]))) as picture:
         ink = np.asarray(picture.convert("L")) > 128
@@ -428,7 +430,7 @@ def test_the_other_of_two_digits_is_offered_as_seen(open_page: OpenPage) -> None
         draw(page, [[(0.5, 0.5), (0.52, 0.5)]])
     ask_for(page, " and ")
     assert page.locator("#objects label").nth(1).inner_text() == label
-    assert radio.evaluate("radio => radio.isConnected && radio.checked")  # and has the focus, where it had
+    assert radio.evaluate("radio => radio.isConnected && radio.checked")  # and keeps the focus if it had it
 
 
 def test_the_digit_that_was_chosen_stays_so_when_another_becomes_the_longer(open_page: OpenPage) -> None:
@@ -448,9 +450,9 @@ def test_the_digit_that_was_chosen_stays_so_when_another_becomes_the_longer(open
     draw(page, [[(0.5, 0.5), (0.52, 0.5)]])
     expect(page.locator("#objects label").first).to_have_text(label)
     expect(page.locator("#objects label").first.locator("input")).to_be_checked()
-    page.locator("#objects input").first.press("Control+z")  # there is nothing to undo in a choice
+    page.locator("#objects input").first.press("Control+z")  # a choice has nothing to undo, a drawing has
     expect(page.locator("#drawing")).to_have_attribute("aria-label", "Your drawing: example 0, example 7")
-    page.unroute_all(behavior="ignoreErrors")  # or the last answer is turned round for a page that is gone
+    page.unroute_all(behavior="ignoreErrors")  # or the last answer would be reversed for a page that is gone
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
@@ -493,7 +495,7 @@ def _run(command: str, folder: Path) -> str:
 
 
 def test_for_what_a_model_is_sent_as_it_is_the_page_asks_for_light_on_dark(server: str, open_page: OpenPage) -> None:
-    """Its ink is not looked for: a photo of dark ink would be nothing that it knows."""
+    """Ink is not looked for in its pictures, so it would not know a photo of dark ink."""
     page = open_page(path="/?model=beside")
     expect(page.locator("#draw-hint")).to_contain_text("light on dark")
     expect(page.locator("#seen-hint")).to_have_text("your drawing, scaled")

@@ -52,7 +52,7 @@ def _assert_names_stand_at_their_rows(page: Page) -> None:
     row = sheet["height"] / len(names)
     for place, (middle, height, right) in enumerate(names):
         assert middle == pytest.approx(sheet["y"] + (place + 0.5) * row, abs=1)
-        assert height < row + 1  # or it would stand in the next one's place, too
+        assert height < row + 1  # or it would overlap the next one's row
         assert right < sheet["x"]
     assert page.locator("#sweep").evaluate("sweep => sweep.scrollWidth === sweep.clientWidth")
 

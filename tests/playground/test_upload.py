@@ -63,7 +63,7 @@ def test_a_large_photo_is_scaled_down_before_it_is_sent(page: Page, tmp_path: Pa
     ask_for(page, "7")
     assert "-F 'file=@\"seven.bmp\"'" in said(page, "#command")
     assert "This page sent it as a JPEG of 1600x1600 pixels." in said(page, "#latency")
-    photo.write_bytes(encoded(drawn("7", 2000, ink=40, paper=200).convert("RGB"), "BMP"))  # 12 MB, which is too much for curl
+    photo.write_bytes(encoded(drawn("7", 2000, ink=40, paper=200).convert("RGB"), "BMP"))  # 12 MB, too much to send it with curl
     page.set_input_files("#file", photo)
     expect(page.locator("#command")).to_contain_text("-F 'file=@\"seven-small.jpg\"'")
     assert "sent this as a JPEG of 1600x1600 pixels: first save that as seven-small.jpg." in said(page, "#latency")
@@ -95,7 +95,7 @@ def test_a_picture_that_the_service_cannot_read_is_converted_where_the_browser_c
         page.set_input_files("#file", moving)
     assert sent.value.headers["content-type"] == "image/jpeg"
     ask_for(page, "7")
-    assert "-F 'file=@\"seven.jpg\"'" in said(page, "#command")  # a GIF it would refuse
+    assert "-F 'file=@\"seven.jpg\"'" in said(page, "#command")  # a GIF would be refused
     assert "sent this as a JPEG: first save that as seven.jpg." in said(page, "#latency")
 
 
@@ -155,7 +155,7 @@ def test_a_picture_may_be_pasted_or_dropped(page: Page, event: str, carrier: str
 
 
 def test_what_is_pasted_into_a_field_is_the_fields(page: Page) -> None:
-    """A spreadsheet's cell comes as words and as a picture of them."""
+    """A spreadsheet's cell is pasted as text and as a picture of it."""
     kept = page.evaluate(
         """() => {
             const cell = new DataTransfer();

@@ -1,4 +1,4 @@
-"""Where the tests' bundles are, and bundles made wrong."""
+"""Where the tests' bundle is, and bundles that tests make from it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TINY = Path(__file__).parent.parent / "bundles" / "tiny"
 
 
 def external(folder: Path) -> Path:
-    """Tiny, its encoder's weights in a file beside it, and all checksums right."""
+    """Copies tiny with its encoder's weights in a separate file, and all checksums right."""
     shutil.copytree(TINY, folder)
     encoder = folder / "encoder.onnx"
     onnx.save_model(onnx.load(encoder), encoder, save_as_external_data=True, location="weights.bin", size_threshold=100)
@@ -26,7 +26,7 @@ def external(folder: Path) -> Path:
 
 
 def renewed(folder: Path, note: str) -> Path:
-    """Tiny in the place of whatever is there, of another version: its graphs carry a note."""
+    """Replaces whatever is at `folder` with another version of tiny, whose graphs carry a note."""
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as work:
         draft = Path(work) / folder.name
         shutil.copytree(TINY, draft)
@@ -42,7 +42,7 @@ def renewed(folder: Path, note: str) -> Path:
 
 
 def wide(folder: Path) -> Path:
-    """Tiny for two digits in pictures twice as wide, which it squeezes to see them, and draws by drawing its own twice."""
+    """Turns tiny into a bundle for two digits in pictures twice as wide: it squeezes its input, and repeats its drawing."""
     shutil.copytree(TINY, folder)
     for file in folder.glob("encoder*.onnx"):
         model = onnx.load(file)
@@ -72,7 +72,7 @@ def wide(folder: Path) -> Path:
 
 
 def signed(folder: Path) -> Path:
-    """Name, checksums and version as they must be for what lies there."""
+    """Updates the manifest's name, checksums and version to match the files in the folder."""
     manifest = folder / MANIFEST
     values = json.loads(manifest.read_text())
     values["name"] = folder.name

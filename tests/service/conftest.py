@@ -43,7 +43,7 @@ def net(nets: dict[str, CapsNet]) -> CapsNet:
 
 
 def reaching(url: str, timeout: float = 20) -> httpx.Client:
-    """A client for plain HTTP: to read the certificates that none of it needs takes longer than most tests."""
+    """Makes a client for plain HTTP that loads no certificates: loading them takes longer than most tests."""
     return httpx.Client(base_url=url, timeout=timeout, verify=False)
 
 
@@ -51,7 +51,7 @@ def reaching(url: str, timeout: float = 20) -> httpx.Client:
 def serving(
     chosen: Settings, nets: dict[str, CapsNet] | None = None, port: int = 0, answers: str = "/readyz", prefix: str = ""
 ) -> Iterator[httpx.Client]:
-    """A server of its own for a test that needs other settings, once it answers there; gives a client that knows where it is."""
+    """Runs a server for a test that needs other settings; yields its client once it answers at the path `answers`."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
     config = configured(app, chosen)

@@ -1,4 +1,4 @@
-"""The command line in a process of its own: run to its end, or a server whose log is read."""
+"""The command line in its own process: run to the end, or started as a server whose log is read."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 @contextmanager
 def launched(log: Path, command: list[str], **environment: str) -> Iterator[subprocess.Popen[bytes]]:
-    """A server of tests/bundles from its very first moment, its words in `log`."""
+    """Starts a server of tests/bundles that writes to `log`, and yields it at once, before it is ready."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,  # from a terminal a hangup is to end it
+            stdin=subprocess.DEVNULL,  # if it were a terminal, a hangup would end the server
             stderr=output,
             env={**os.environ, "CAPSERVE_MODELS": str(BUNDLES), **environment},
             start_new_session=True,
@@ -42,13 +42,13 @@ def launched(log: Path, command: list[str], **environment: str) -> Iterator[subp
             yield process
         finally:
             with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # its workers too, which else would load to the end
+                os.killpg(process.pid, signal.SIGKILL)  # with its workers, which would otherwise finish loading first
             process.wait()
 
 
 @contextmanager
 def started(log: Path, *flags: str, **environment: str) -> Iterator[tuple[subprocess.Popen[bytes], str]]:
-    """`capserve serve` on a free port, once it is ready; gives the process and its URL."""
+    """Starts `capserve serve` on a free port; yields the process and its URL once it is ready."""
     with launched(log, [*CAPSERVE, "serve", "--port", "0", *flags], **environment) as process:
         appears(log, "http://", pause=0.02)
         url = re.findall(r"http://[\d.:]+", log.read_text())[0]

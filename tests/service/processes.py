@@ -1,4 +1,4 @@
-"""A server in a process of its own, and a client so plain that it can be cruel."""
+"""A server in its own process, and a client plain enough to misbehave in any way."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Process:
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
     def metric(self, name: str) -> float:
-        """The sum over every line of a metric that begins so. Labels come when they are seen; the metric must be there."""
+        """Sums all samples that begin with `name`. The metric must exist; samples with labels appear when first counted."""
         with reaching(self.url) as client:
             text = client.get("/metrics").text
         assert f"# HELP {name.partition('{')[0].removesuffix('_sum')}" in text, f"expected a metric {name}, found none"
@@ -45,8 +45,10 @@ class Process:
 
 
 def free_port() -> int:
-    """A port that nobody gets by chance while a server starts, as one of the kernel's choosing, from 32,768 on, may be: Ray takes
-    half a minute, and opens connections by the hundred."""
+    """Finds a port below those that the kernel hands out, so that no connection takes it while a server starts.
+
+    The kernel's begin at 32,768. Ray takes half a minute to start, and opens connections by the hundred.
+    """
     for port in random.sample(range(20_000, 30_000), 100):
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
             return port
@@ -57,7 +59,7 @@ def free_port() -> int:
 def process(
     seconds_a_batch: float = 0.0, seconds_a_picture: float = 0.0, seconds_a_small_one: float = 0.0, **settings: object
 ) -> Iterator[Process]:
-    """`capserve serve` of tests/bundles that lingers only where a test wants it; it must exit with 0 when it is told to stop."""
+    """Runs `capserve serve` of tests/bundles, by default without lingering; on SIGTERM it must exit with status 0."""
     port = free_port()
     values = {"models": BUNDLES, "port": port, "log_level": "error", "linger": 0} | settings
     environment = os.environ | {f"CAPSERVE_{name.upper()}": str(value) for name, value in values.items()}
@@ -90,13 +92,13 @@ def request(path: str, body: bytes, content_type: str = "image/png") -> bytes:
     return head.encode() + body
 
 
-# Of the size the network takes, and taken as it is: these tests are about crowds, not about pictures.
+# The size that the network takes, and not normalised: these tests are about many requests, not about pictures.
 DIGIT = encoded(drawn("7", 28))
 PREDICT = request("/predict?normalise=none", DIGIT)
 
 
 class Connection:
-    """One keep-alive connection; what is written on it is up to the test."""
+    """One keep-alive connection, on which a test may write anything."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.reader, self.writer = reader, writer
@@ -123,7 +125,7 @@ class Connection:
 
 
 async def ask(server: Process, raw: bytes) -> Answer:
-    """One request on a connection of its own."""
+    """Sends one request on its own connection."""
     connection = await Connection.to(server)
     try:
         return await connection.ask(raw)

@@ -1,6 +1,6 @@
-"""Two Ray nodes on this machine, and Serve on a port: `ray_cluster PORT` until its standard input closes.
+"""Two Ray nodes on this machine, with Serve on a port: `ray_cluster PORT` runs until its standard input closes.
 
-To Ray each has a CPU, and one a GPU: it believes what it is told.
+Each node is declared to have one CPU, and one of them a GPU: Ray does not check whether it is there.
 """
 
 import sys

@@ -1,7 +1,6 @@
-"""`capserve serve` that takes its time: `slow_server A B C`, seconds for each batch, and for each large and each small picture to
-be decoded.
+"""A slowed `capserve serve`: `slow_server A B C` adds A seconds to each batch, and B or C to decoding a large or a small picture.
 
-Worker processes import this module too, under another name, and so they are as slow.
+Worker processes import this module too, under another name, so they are as slow.
 """
 
 import sys

@@ -74,7 +74,7 @@ def test_of_several_keys_any_will_do_while_one_takes_the_place_of_another(nets: 
 
 
 def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) -> None:
-    """A redirect would lead from a proxy's https: to our http:, and the key with it."""
+    """A redirect would send clients, and their keys with them, from a proxy's https: to our http:."""
     for path in ("/predict/", "/models/", "/docs/"):
         answer = client.post(path, files={"file": seven}, follow_redirects=False)
         assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json"), path
@@ -89,7 +89,7 @@ def test_no_cache_tells_what_was_true_or_what_a_key_was_asked_for(client: httpx.
 def test_commands_to_copy_are_for_where_the_reader_is(client: httpx.Client) -> None:
     place = client.base_url.netloc.decode()
     assert f"http://{place}/predict" in client.get("/docs").text
-    behind = client.get("/docs", headers={"X-Forwarded-Proto": "https, http"}).text  # of two proxies
+    behind = client.get("/docs", headers={"X-Forwarded-Proto": "https, http"}).text  # from two proxies
     assert f"https://{place}/predict" in behind
     assert f"http://{place}" not in behind
 
@@ -113,9 +113,9 @@ def test_head_answers_as_get_would_without_the_body(client: httpx.Client) -> Non
         assert (head.status_code, head.content) == (get.status_code, b""), path
         assert head.headers["Content-Type"] == get.headers["Content-Type"]
         assert head.headers.get("ETag") == get.headers.get("ETag")
-        if path != "/metrics":  # which has counted one more
+        if path != "/metrics":  # which has counted one more request by then
             assert head.headers["Content-Length"] == get.headers["Content-Length"]
-    assert client.get("/healthz").json() == {"live": True}  # the connection is still in step
+    assert client.get("/healthz").json() == {"live": True}  # the connection is still in sync
 
 
 def test_a_fault_of_our_own_is_a_500_without_a_traceback(
@@ -143,9 +143,9 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             answer = client.post("/predict", files={"file": seven})
             assert (answer.status_code, answer.json()["title"]) == (503, "the model failed")
             assert "Retry-After" in answer.headers
-            assert client.get("/healthz").status_code == 200  # it may be the batch's own fault
+            assert client.get("/healthz").status_code == 200  # a single failure may be the batch's fault
             assert client.get("/readyz").json() == {"ready": False, "state": "failing"}
-            for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/docs", "/openapi.json"):  # their examples are the model's
+            for path in ("/v2/health/ready", "/v2/models/tiny/ready", "/docs", "/openapi.json"):  # their examples need the model
                 assert client.get(path).status_code == 503, path
             for _ in range(4):
                 client.post("/predict", files={"file": seven})
@@ -153,7 +153,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
             seen = samples(client)
             assert seen["capserve_model_failures_total", "tiny"] >= 5  # probes fail too
             assert seen["capserve_ready",] == 0
-        until(lambda: client.get("/readyz").status_code == 200)  # it probes itself
+        until(lambda: client.get("/readyz").status_code == 200)  # the server probes the model
         assert client.get("/healthz").status_code == 200
         assert client.get("/docs").status_code == 200
 
@@ -216,7 +216,7 @@ def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
 def test_models_are_looked_after_though_measuring_them_fails_once(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
-    """As where a worker's metrics meet a full disk."""
+    """As happens when the disk under a worker's metrics is full."""
     with serving(settings(), nets) as client:
         with monkeypatch.context() as patched:
             patched.setattr("service.catalogue.Catalogue.measure", _raise)
@@ -231,7 +231,7 @@ def test_a_probe_that_is_too_late_is_no_end_of_probing(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
 ) -> None:
     def hang(*_: object) -> None:
-        time.sleep(2)  # a probe comes in one second, and waits for longer than the deadline
+        time.sleep(2)  # a probe comes within a second, and waits for longer than the deadline
         _raise()
 
     with serving(settings(deadline=0.3), nets) as client:
@@ -269,7 +269,7 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     assert "Problem" in document["components"]["schemas"]
     assert paths["/predict"]["post"]["responses"].keys().isdisjoint({"403", "409"})
     assert paths["/models/reload"]["post"]["responses"].keys() >= {"403", "409"}
-    for path in paths.keys() - OPEN_PATHS:  # where a server that is busy turns requests away
+    for path in paths.keys() - OPEN_PATHS:  # a busy server turns requests away on all others
         assert [method for method, each in paths[path].items() if "503" not in each["responses"]] == [], path
     assert client.get("/docs").status_code == 200
 
@@ -288,7 +288,7 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
 
 
 def test_a_path_that_is_not_there_is_told_where_all_of_it_is(nets: dict[str, CapsNet]) -> None:
-    """As Ray calls the app with a prefix; uvicorn alone never asks for one without its slash."""
+    """Ray calls an app with a prefix like this; uvicorn itself never passes the prefix without a slash behind it."""
 
     async def told(path: str) -> str:
         transport = httpx.ASGITransport(create_app(settings(), nets), root_path="/below")
@@ -311,7 +311,7 @@ def test_commands_in_docs_work_as_they_stand(nets: dict[str, CapsNet], tmp_path:
         bodies = _bodies(client.get("/openapi.json").json())
         assert len(found) > 12
         for command in found:
-            if "@request.json" in command:  # it stands in openapi.json
+            if "@request.json" in command:  # its content is an example in openapi.json
                 (tmp_path / "request.json").write_text(
                     json.dumps(bodies.pop(command.rsplit(str(client.base_url), 1)[1].strip("'")))
                 )
@@ -331,7 +331,7 @@ def test_docs_name_each_group_once(client: httpx.Client) -> None:
 
 
 def _bodies(document: dict[str, Any]) -> dict[str, Any]:
-    """Examples of bodies that are no forms, by the path they are sent to."""
+    """Collects the examples of bodies that are not forms, by the path they are sent to."""
     found = {}
     for path, operations in document["paths"].items():
         post = operations.get("post", {})
@@ -353,7 +353,7 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
         captioned[ExifTags.Base.ImageDescription] = "what a picture is of"
         assert client.post("/predict", content=encoded(drawn("7"), "JPEG", exif=captioned)).status_code == 200
     lines = capfd.readouterr().err.splitlines()
-    written = "\n".join(line for line in lines if '"logger": "http' not in line)  # the client's own
+    written = "\n".join(line for line in lines if '"logger": "http' not in line)  # written by the client
     said = {line["request_id"]: line for line in map(json.loads, written.splitlines()) if "route" in line}
     assert (said["first"]["route"], said["first"]["status"], said["first"]["level"]) == ("/reconstruct", 200, "debug")
     assert (said["second"]["status"], said["second"]["level"]) == (422, "info")
@@ -371,7 +371,7 @@ def test_console_logs_are_for_people() -> None:
 
 
 class _logging:
-    """Our handler on the root, and pytest's back afterwards."""
+    """Puts our handler on the root logger, and pytest's back afterwards."""
 
     def __init__(self, form: str, level: str) -> None:
         self.form, self.level = form, level

@@ -1,4 +1,4 @@
-"""Clients that vanish, dawdle or babble: nobody else notices."""
+"""Clients that disconnect, send slowly or send garbage: nobody else notices."""
 
 import asyncio
 import json
@@ -18,7 +18,7 @@ CROWD = 60
 
 @pytest.fixture(scope="module")
 def unhurried():
-    """A model of one picture every 100 ms, and a server with little patience."""
+    """A server with little patience, whose model takes 100 ms for each picture."""
     with process(0.1, max_batch=1, patience=1, deadline=2) as server:
         yield server
 
@@ -36,7 +36,7 @@ def test_work_for_clients_that_left_is_not_done(unhurried: Process):
         await until_soon(lambda: unhurried.metric('capserve_rejections_total{reason="gone"') > CROWD / 2)
         answer = await ask(unhurried, PREDICT)
         assert answer.status == 200
-        assert answer.seconds < 2  # the crowd's own work would have been six
+        assert answer.seconds < 2  # the crowd's work would have taken six
         assert unhurried.metric("capserve_batch_images_sum") - before < CROWD / 2
 
     asyncio.run(asyncio.wait_for(vanish(), 30))
@@ -69,11 +69,11 @@ def test_a_request_of_many_batches_is_turned_away_once():
         assert asyncio.run(ask(server, many)).status == 504
         assert server.metric("capserve_rejections_total") == 1
         asyncio.run(asyncio.wait_for(leave(server), 20))
-        assert asyncio.run(ask(server, PREDICT)).status == 200  # and nothing is left of it
+        assert asyncio.run(ask(server, PREDICT)).status == 200  # so nothing of the abandoned request is left
         assert server.metric("capserve_rejections_total") == 2
 
 
-# What decodes no faster for being asked to stop; the server's own limits must do.
+# Its decoding cannot be interrupted, so the server's own limits must end the request.
 LARGE = request("/predict", encoded(Image.effect_noise((300, 300), 80)))
 
 
@@ -86,7 +86,7 @@ def test_past_the_deadline_while_a_picture_is_decoded_is_504_at_once_and_who_lef
 
     async def crowd(server: Process) -> list:
         leaving = asyncio.create_task(leave(server))
-        await asyncio.sleep(0.1)  # so that its picture is decoded first
+        await asyncio.sleep(0.1)  # so that the picture of the client that leaves is decoded first
         late = await asyncio.gather(*(ask(server, LARGE) for _ in range(6)))
         await leaving
         return late
@@ -163,7 +163,7 @@ TENSOR = f'{{"inputs": [{{"name": "images", "shape": [1, 1, 28, 28], "datatype":
 
 
 def test_a_body_may_take_longer_than_the_deadline():
-    """Which is for our own time, as patience is for the sender's."""
+    """The deadline limits our own time, and `patience` the sender's."""
 
     async def send_slowly(server: Process, raw: bytes) -> Answer:
         connection = await Connection.to(server)

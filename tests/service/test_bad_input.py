@@ -1,4 +1,4 @@
-"""Everything that can be wrong with a request: each gets its 4xx and a sentence, and the server goes on."""
+"""Everything that can be wrong with a request: each fault gets its 4xx and a sentence, and the server goes on."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPTIONS = ", and put options into the query: ?model=NAME"
 
 @contextmanager
 def soon() -> Iterator[None]:
-    """In a second of this thread's own time, however many others have the processor; what is refused took several."""
+    """Expects less than a second of this thread's CPU time, however busy the machine; before the refusals it took several."""
     began = time.thread_time()
     yield
     assert time.thread_time() - began < 1
@@ -46,7 +46,7 @@ def small(nets: dict[str, CapsNet]) -> Iterator[httpx.Client]:
 
 
 def bomb(side: int = 20_000) -> bytes:
-    """A PNG of side times side black pixels in a few kilobytes."""
+    """Makes a PNG of a few kilobytes whose header announces side times side pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -67,7 +67,7 @@ def refused(answer: httpx.Response, status: int) -> str:
 
 
 def test_pixels_as_they_are_means_all_of_a_jpegs(client: httpx.Client) -> None:
-    """Where they are fitted, a large JPEG is decoded at a fraction of its size."""
+    """A large JPEG is decoded at a fraction of its size only if it is to be normalised."""
     large = encoded(Image.new("L", (2000, 1500)), "JPEG")
     assert "this one is 2000x1500" in refused(client.post("/predict?normalise=none", content=large), 422)
 
@@ -92,14 +92,14 @@ def test_pictures_that_are_none(small: httpx.Client, data: bytes, status: int) -
 
 @pytest.mark.parametrize("text", [b"seven.png", base64.b64encode(encoded(drawn("7")))], ids=["its name", "base64"])
 def test_text_in_place_of_a_picture_is_told_to_be_that(small: httpx.Client, text: bytes) -> None:
-    """What comes of `curl -F file=seven.png`, where an @ was meant."""
+    """What `curl -F file=seven.png` sends, with the @ forgotten."""
     told = f"these {len(text)} bytes are text; send the picture file's content, not its name or base64"
     assert told in refused(small.post("/predict", files={"file": text}), 415)
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch"])
 def test_json_that_is_not_said_to_be_json_is_told_how_to_say_so(small: httpx.Client, path: str) -> None:
-    """What comes of `curl -d`."""
+    """What `curl -d` sends."""
     form = {"Content-Type": "application/x-www-form-urlencoded"}
     assert "as JSON with Content-Type: application/json" in refused(small.post(path, content=b'{"image": ""}', headers=form), 415)
 
@@ -179,12 +179,12 @@ SENT = b'--x\r\nContent-Disposition: form-data; name="file"\r\n\r\nabc\r\n--x--\
         ("image/png", SENT, "the body is multipart/form-data but Content-Type says image/png"),
         ("application/json", SENT, "says application/json"),
         ("", SENT, "says nothing"),
-        ("image/png; boundary=x", SENT.replace(b"form-data", b"attachment"), "says image/png"),  # as curl calls it then
+        ("image/png; boundary=x", SENT.replace(b"form-data", b"attachment"), "says image/png"),  # which curl writes in this case
     ],
     ids=["another boundary", "nothing", "a picture", "JSON", "no type", "curl's"],
 )
 def test_a_content_type_that_is_not_the_bodys_is_what_is_wrong(small: httpx.Client, kind: str, content: bytes, says: str) -> None:
-    """As it is where somebody copied the header from a browser, or wrote one of their own over their client's."""
+    """As when somebody copied the header from a browser, or replaced the one that their client sets."""
     for path in ("/predict", "/predict/batch"):
         told = refused(small.post(path, content=content, headers={"Content-Type": kind}), 400)
         assert says in told
@@ -192,7 +192,7 @@ def test_a_content_type_that_is_not_the_bodys_is_what_is_wrong(small: httpx.Clie
 
 
 def test_headers_of_many_parts_are_refused_before_they_are_read() -> None:
-    """In Python, on the event loop: ten megabytes of them are seconds; and of what there may be few are looked at."""
+    """Python parses them on the event loop: ten megabytes take seconds. It reads 16 headers a part and 16 parameters a header."""
     head = b"Content-Disposition: form-data; name=file" + b";a=b" * 2_500
     body = (b"--x\r\n" + head + b"\r\n\r\nabc\r\n") * 999 + b"--x--"
     with soon(), pytest.raises(MalformedRequest, match="too many bytes of headers"):
@@ -243,7 +243,7 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
     told = refused(small.post("/predict/batch", json={"images": ["", 7]}), 400)
     assert told == 'images[1]: expected text, found 7; send {"images": ["<base64>", ...]}' + OPTIONS
     assert refused(small.post("/predict", json={"image": {}}), 400).startswith("image: expected text, found an object")
-    marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # a byte-order mark, as some editors write
+    marked = b'\xef\xbb\xbf{"image": "' + base64.b64encode(seven) + b'"}'  # with a byte-order mark, as some editors write it
     assert small.post("/predict", content=marked, headers={"Content-Type": "application/json"}).status_code == 200
     for path in ("/predict", "/predict/batch", "/v2/models/tiny/infer"):
         for wide in ("utf-16", "utf-16-be", "utf-32"):
@@ -254,7 +254,7 @@ def test_json_that_is_not_as_expected_is_told_what_is(small: httpx.Client, seven
 
 
 def test_limits_of_ones_own_are_the_limits(nets: dict[str, CapsNet]) -> None:
-    """A smaller one of pixels than what is read beside the event loop, a larger one of pictures than of a form's parts."""
+    """The limit of pixels may be below what the event loop decodes, and that of pictures above a form's usual number of parts."""
     with serving(settings(max_pixels=1_000, max_images=1_200, max_queue=2_000), nets) as client:
         told = refused(client.post("/predict", content=encoded(drawn("7", 40))), 413)
         assert "40x40 pixels" in told
@@ -298,12 +298,12 @@ def test_parameters_where_there_are_none(small: httpx.Client, path: str) -> None
     "path", ["/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready", "/v2/models/tiny/ready"]
 )
 def test_a_probe_may_ask_with_any_query(small: httpx.Client, path: str) -> None:
-    """Against caches, or as a scrape's own: the server is as sound as without."""
+    """Some probes add one to avoid caches, and a scrape may have its own; the answer does not depend on it."""
     assert small.get(path, params={"name[]": "1"}).status_code == 200
 
 
 def test_every_refusal_is_a_sentence_of_ours(small: httpx.Client, seven: bytes) -> None:
-    """Not a library's: those name neither the whole range nor what to do."""
+    """Libraries' own messages name neither the whole range nor what to do."""
     answers = [small.get(f"/reconstruct{query}") for query in ("?size=0", "?size=x", "?as_label=1", "?dim=x&delta=1", "?nope=1")]
     answers += [small.get(f"/reconstruct/morph{query}") for query in ("", "?from=a&to=b&steps=99")]
     bodies = (b"{", b"[]", b"{}", b'{"inputs": 1}', b'{"inputs": [{"name": "images", "shape": [1, "a"], "datatype": "FP32"}]}')
@@ -338,14 +338,14 @@ def test_the_sum_of_all_bodies_is_bounded_too(nets: dict[str, CapsNet], seven: b
         answer = client.post("/predict", files={"file": seven})
         assert "memory" in refused(answer, 503)
         assert answer.headers["Retry-After"] == "1"
-        opened.close()  # they leave, and what they sent is forgotten
+        opened.close()  # they disconnect, and what they sent is released
         while (answer := client.post("/predict", files={"file": seven})).status_code == 503:
             assert time.monotonic() < until
         assert answer.status_code == 200
 
 
 def test_a_jpeg_of_many_scans_is_refused_before_it_is_decoded() -> None:
-    """Forty bytes a scan, a pass over all pixels each: a small file that would keep a decoder busy for minutes."""
+    """Each scan takes forty bytes and costs a pass over all pixels: a small file would keep a decoder busy for minutes."""
     data = encoded(drawn("7", 1_000), "JPEG", progressive=True)
     last = data.rindex(b"\xff\xda")
     bomb = data[:last] + data[last:-2] * 200 + data[-2:]
@@ -375,7 +375,7 @@ def _in_run_lengths(width: int, height: int, runs: bytes) -> bytes:
     ],
 )
 def test_a_large_bmp_in_run_lengths_is_refused_before_it_is_unpacked(bomb: bytes) -> None:
-    """Pillow does so in Python: a thread for seconds, of six kilobytes."""
+    """Pillow unpacks it in Python: six kilobytes keep a thread busy for seconds."""
     with soon(), pytest.raises(Unprocessable, match="this run-length-encoded BMP"):
         images.read(bomb, 25_000_000)
 
@@ -387,7 +387,7 @@ def test_a_small_bmp_in_run_lengths_is_read() -> None:
 
 @pytest.mark.parametrize("marker", [b"\xff\x01", b"\xff\xc0\x00\x00"])
 def test_a_jpeg_of_nothing_but_markers_is_refused_soon(marker: bytes) -> None:
-    """In one thread of Python, while all others wait for it."""
+    """Python looks at each marker, while all other threads wait for the GIL."""
     with soon(), pytest.raises(Unprocessable, match="more than 1,000 markers"):
         images.read(b"\xff\xd8" + marker * 1_000_000, 25_000_000)
 
@@ -412,24 +412,24 @@ def test_a_jpeg_of_nothing_but_padding_is_refused_soon(padding: bytes) -> None:
 def test_a_jpeg_that_describes_itself_without_end_is_refused_soon(marker: bytes, body: bytes) -> None:
     data = encoded(drawn("7", 28), "JPEG")
     segment = b"\xff" + marker + struct.pack(">H", len(body) + 2) + body
-    if marker != b"\xc0":  # of which a sound one has one
+    if marker != b"\xc0":  # of which a valid JPEG has one
         assert images.read(data[:2] + segment * 3 + data[2:], 25_000_000).size == (28, 28)
     with soon(), pytest.raises(Unprocessable, match="more than 2,097,152 bytes of Exif, Photoshop's data and tables"):
         images.read(data[:2] + segment * 900 + data[2:], 25_000_000)
 
 
 def _fractions(tag: int, count: int) -> bytes:
-    """Exif that says one thing, in so many fractions."""
+    """Makes Exif of a single tag, whose value is `count` fractions."""
     return b"MM\0*\0\0\0\x08\0\1" + struct.pack(">HHII", tag, 5, count, 26) + bytes(4) + b"\0\0\0\3\0\0\0\7" * count
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "text"])
 @pytest.mark.parametrize("tag", [ExifTags.Base.Orientation, ExifTags.Base.XResolution])
 def test_exif_of_nothing_but_fractions_is_not_taken_apart(form: str, tag: int) -> None:
-    """Each becomes an object of Python's: ten seconds of ten megabytes, and of two kilobytes half a second."""
+    """Each would become a Python object: ten megabytes took ten seconds, and two kilobytes of compressed text half a second."""
     raw, told = _fractions(tag, 250_000 if form == "JPEG" else 1_000_000), PngInfo()
     if form == "text":
-        raw = raw[:400_000]  # of a text Pillow takes a megabyte
+        raw = raw[:400_000]  # Pillow reads at most a megabyte of text
         told.add_text("Raw profile type exif", f"\nexif\n{len(raw)}\n{raw.hex()}\n", zip=True)
         data = encoded(drawn("7", 28), "PNG", pnginfo=told)
     elif form == "JPEG":
@@ -445,7 +445,7 @@ def test_exif_of_nothing_but_fractions_is_not_taken_apart(form: str, tag: int) -
 
 
 def test_a_jpeg_may_have_much_beside_it_that_nobody_takes_apart() -> None:
-    """A telephone's map of depths, say."""
+    """For example, a telephone's depth map."""
     data = encoded(drawn("7", 28), "JPEG")
     body = b"http://ns.adobe.com/xmp/extension/\0" + bytes(65_000)
     segment = b"\xff\xe1" + struct.pack(">H", len(body) + 2) + body
@@ -454,7 +454,7 @@ def test_a_jpeg_may_have_much_beside_it_that_nobody_takes_apart() -> None:
 
 @pytest.mark.parametrize("place", [at + near for at in (images.STRETCH, 3 * images.STRETCH) for near in range(-3, 4)])
 def test_a_marker_is_found_wherever_it_stands(place: int) -> None:
-    """They are searched for a stretch at a time."""
+    """Markers are searched for one stretch of bytes at a time."""
     data = bytes(7 + place) + b"\xff\xda" + bytes(100)
     found = images._marker(data, 7, len(data))
     assert found is not None
@@ -485,8 +485,8 @@ def test_what_is_behind_a_png_is_none_of_its_chunks() -> None:
 
 
 def test_a_picture_that_cannot_be_decoded_is_let_go_without_the_garbage_collector(client: httpx.Client) -> None:
-    """A hundred megabytes each, of a file of kilobytes: it comes too seldom, and one client would fill any memory."""
-    size = (1013, 1019)  # of no other picture
+    """The collector runs too seldom: a file of kilobytes may hold a hundred megabytes, and one client would fill any memory."""
+    size = (1013, 1019)  # that no other picture has
     cut = encoded(Image.new("RGB", size))[:-20]
     as_json = base64.b64encode(cut).decode()
     gc.disable()

@@ -18,7 +18,7 @@ from tests.waiting import until, until_soon
 
 
 class Watcher:
-    """Writes down what the batcher tells."""
+    """Records what the batcher reports."""
 
     def __init__(self) -> None:
         self.batches: list[int] = []
@@ -34,7 +34,7 @@ class Watcher:
 
 
 class Gate:
-    """Doubles its input, once it is let; `entered` counts the runs that began."""
+    """Doubles its input once `let` allows it; `entered` counts the runs that began."""
 
     def __init__(self) -> None:
         self.turns = threading.Semaphore(0)
@@ -56,7 +56,7 @@ def pictures(count: int, value: float = 1.0):
 
 
 class House:
-    """A started batcher with a gate for a model, and one request of one image inside it, so that others queue."""
+    """A started batcher with a gate for a model; `occupied` sends it one image, behind which others queue."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ def run_for_50_ms(images):
 
 @pytest.mark.parametrize("runners", [1, 4])
 def test_stages_of_what_was_split_are_no_longer_than_it_took(runners: int):
-    """One after the other they add up; side by side they are not time that passed for each."""
+    """The times of parts that ran one after the other add up; parts that ran side by side took less than their sum."""
 
     async def split() -> None:
         house = House(run_for_50_ms, runners=runners)
@@ -226,7 +226,7 @@ async def test_a_full_queue_answers_at_once():
     assert (refusal.value.reason, refusal.value.headers) == ("full", {"Retry-After": "1"})
     with pytest.raises(Busy):
         house.batcher.admit()
-    with pytest.raises(TooLarge, match="at most 5"):  # it will never fit, so to ask again is no use
+    with pytest.raises(TooLarge, match="at most 5"):  # it will never fit, so asking again is no use
         await house.batcher.submit(pictures(6))
     house.gate.let(3)
     await asyncio.gather(*waiting)
@@ -267,11 +267,11 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
         await keeps_coming()
     assert refused.value.reason == "full"
     assert len(taken) > 8  # eight would be done in time
-    assert 2 <= house.batcher.limit <= 16 < house.batcher.queued  # sixteen images
+    assert 2 <= house.batcher.limit <= 16 < house.batcher.queued  # eight batches of two images
     await asyncio.gather(*taken)
     assert house.batcher.limit == 1_000
     crowd = []
-    for _ in range(40):  # what was before it is over
+    for _ in range(40):  # the load before it no longer counts
         house.batcher.admit()
         crowd.append(house.send(1))
         await asyncio.sleep(0)
@@ -363,7 +363,7 @@ async def test_a_failure_fails_its_batch_only_and_is_told():
     assert "CUDA" not in failure.value.detail
     await after
     assert [str(error) for error in house.watcher.failures] == ["CUDA error: the text is not for clients"]
-    with pytest.raises(Broken):  # a part fails: so does the whole
+    with pytest.raises(Broken):  # one part fails, and so does the whole
         await house.batcher.submit(np.concatenate([pictures(1), pictures(1, 13), pictures(1)]))
     assert await house.batcher.drain(1)
 
@@ -389,7 +389,7 @@ async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
 @pytest.mark.parametrize("fault", [None, "a fault, which holds the frames that it came through"])
 @pytest.mark.parametrize("started", [True, False])
 def test_whose_batcher_is_drained_goes_at_once(started: bool, fault: str | None):
-    """And not when garbage is collected: it has a model in memory."""
+    """It holds a model in memory, so it must not wait for the garbage collector."""
 
     class Owner(Watcher):
         def __init__(self) -> None:
@@ -444,7 +444,7 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
     await house.queued(6)
     left.cancel()
     await asyncio.sleep(0.1)
-    for _ in range(2):  # seconds may be many, as in a container that was paused
+    for _ in range(2):  # looks count, not seconds: many pass while a container is paused
         assert not house.batcher.drop_overdue(looks=2)
     with pytest.raises(TooLate):
         await late
@@ -471,7 +471,7 @@ async def test_a_run_that_hangs_keeps_no_drain_waiting():
     assert time.perf_counter() - began < 1
     with pytest.raises(Broken):
         await hung
-    house.gate.let()  # it comes to its end, and there is nobody to tell
+    house.gate.let()  # it ends, with nobody left to tell
     await asyncio.sleep(0.1)
     assert house.watcher.batches == house.watcher.failures == []
 
@@ -485,7 +485,7 @@ async def test_who_drops_the_overdue_leaves_alone_who_still_has_time():
     assert not house.batcher.drop_overdue(looks=60)
     house.gate.let(2)
     await asyncio.gather(first, other)
-    assert not house.batcher.drop_overdue(looks=60)  # while the runner waits for somebody to come
+    assert not house.batcher.drop_overdue(looks=60)  # while the runner waits for requests
     assert await house.batcher.drain(1)
 
 
@@ -593,7 +593,7 @@ async def test_a_runner_that_hung_ends_when_it_comes_back_after_all_is_over():
 
 @pytest.mark.parametrize("images", [1, 3])
 def test_who_is_refused_is_let_go_without_the_garbage_collector(images):
-    """Which seldom comes for so few things, and where more comes than can be done they are many."""
+    """The collector seldom runs for so few objects, and under overload many requests are refused."""
     held = []
 
     def fail(images):
@@ -616,6 +616,6 @@ def test_who_is_refused_is_let_go_without_the_garbage_collector(images):
     try:
         asyncio.run(refused())
         assert len(held) == 4
-        until(lambda: all(each() is None for each in held))  # a runner, which drain has told to end, may be about to
+        until(lambda: all(each() is None for each in held))  # a runner that drain told to stop may not have ended yet
     finally:
         gc.enable()

@@ -1,4 +1,4 @@
-"""A picture enlarged by repeating its pixels is told from others, and made as small as it was."""
+"""A picture that was enlarged by repeating its pixels is recognised, and reduced to its original size."""
 
 from __future__ import annotations
 

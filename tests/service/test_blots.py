@@ -1,4 +1,4 @@
-"""What hangs together, against a search that looks at every pixel."""
+"""Connected parts of a picture, compared with a search that looks at every pixel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from service.pictures.blots import Blots, components
 
 
 def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Parts numbered in the order of their first pixels."""
+    """Numbers the connected parts in the order of their first pixels."""
     numbers, count = np.zeros(mask.shape, np.int64), 0
     for start in zip(*np.nonzero(mask), strict=True):
         if numbers[start]:

@@ -1,4 +1,4 @@
-"""A request's body counts as long as it is in memory, however the request ends: what is never given back is missing to all."""
+"""A request's body counts as long as it is in memory, however the request ends: what is never released is lost to all others."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Message = MutableMapping[str, Any]
 
 
 def sending(*parts: Message) -> Callable[[], Awaitable[Message]]:
-    """A client that sends these, and then waits."""
+    """Makes the `receive` of a client that sends these messages and then waits."""
     left = list(parts)
 
     async def receive() -> Message:
@@ -53,7 +53,7 @@ def with_app(nets: dict[str, CapsNet], scene: Callable[[FastAPI], Awaitable[None
 
 
 def test_it_is_let_go_when_its_answer_begins(nets: dict[str, CapsNet], seven: bytes) -> None:
-    """And not when a client that reads slowly has read all of it."""
+    """It is not kept until a slow client has read the whole answer."""
 
     async def scene(app: FastAPI) -> None:
         held: list[tuple[str, int]] = []
@@ -101,7 +101,7 @@ def test_it_is_let_go_while_its_refusal_waits_for_a_client_that_does_not_read(pa
             posted(app, sending({"type": "http.request", "body": bytes(size), "more_body": False}), send, path)
         )
         await waits.wait()
-        await until_soon(lambda: not held(), seconds=2)  # a thread's own hold on it may end a little later
+        await until_soon(lambda: not held(), seconds=2)  # a thread may hold it a little longer
         asked.cancel()
         await asyncio.wait([asked])
 

@@ -29,7 +29,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def altered(folder: Path, **values: Any) -> Path:
-    """The bundle with other manifest entries; `a__b` is entry b of a."""
+    """Changes entries of the bundle's manifest; `a__b` is entry b of a."""
     path = folder / "manifest.json"
     manifest = json.loads(path.read_text())
     for key, value in values.items():
@@ -106,7 +106,7 @@ def test_what_may_not_be_looked_at_is_named(copy: Path, name: str, monkeypatch: 
 
 
 def test_a_graph_that_can_no_longer_be_read_is_named(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replaced, say, since its checksum was taken."""
+    """For example, because it was replaced after its checksum was taken."""
     read = Path.read_bytes
 
     def fail(path: Path) -> bytes:
@@ -154,7 +154,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"thresholds__lengths": {}}, "thresholds.lengths: Dictionary should have at least 2 items"),
         ({"thresholds__margins": {"0": 0.1, "50": 0.2}}, "thresholds.margins"),
         ({"thresholds__margins": {"50": 0.1, f"99.{'9' * 20}": 0.2}}, "thresholds.margins"),  # which is 100 as a float
-        ({"thresholds__margins": {f"0.{'0' * 330}1": 0.1, "50": 0.2}}, "thresholds.margins"),  # and 0
+        ({"thresholds__margins": {f"0.{'0' * 330}1": 0.1, "50": 0.2}}, "thresholds.margins"),  # which is 0
         ({"thresholds__margins": {"5": 0.2, "10": 0.1}}, "thresholds.margins: .*rise with their percentages, found 0.2, 0.1"),
         ({"thresholds__reconstruction_errors__3": {"50": 0.1, "90": 0.2}}, r"percentiles of 3's errors: expected \['50'"),
         ({"thresholds__reconstruction_errors": {"3": {"50": 0.1, "90": 0.2}}}, "classes with thresholds: expected .*'0'"),
@@ -226,7 +226,7 @@ DEEP = json.loads("[" * 300 + "]" * 300)
 
 @pytest.mark.parametrize("values", [{"preset": "\ud800"}, {"training__hardware": "\udfff"}, {"config": {"deep": DEEP}}])
 def test_a_manifest_that_could_not_be_told_again_is_refused(copy: Path, values: dict[str, Any]) -> None:
-    """By /models, or where it is hashed for an ETag."""
+    """/models writes it as JSON again, and so does the hash for ETags."""
     with pytest.raises(BundleError, match="manifest.json: expected what can be told in JSON again"):
         bundle.read(altered(copy, **values))
 
@@ -275,7 +275,7 @@ def test_a_damaged_example_is_an_error(copy: Path, content: bytes) -> None:
 
 
 def test_no_damage_to_an_example_escapes_as_another_error(copy: Path) -> None:
-    """Three random bytes overwritten, three hundred times: it reads, or it is a BundleError."""
+    """With three random bytes overwritten, three hundred times, it is read or raises a BundleError."""
     made, whole, errors = Bundle(copy, bundle.read(TINY).manifest), (TINY / EXAMPLE).read_bytes(), 0
     generator = np.random.default_rng(0)
     for _ in range(300):
@@ -456,7 +456,7 @@ def test_an_array_that_goes_on_beyond_the_archive_is_an_error(copy: Path) -> Non
 
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
-    """As a service would: it refuses what this one had been given."""
+    """`write` reads the bundle back as a service would, and refuses this one."""
     folder = external(tmp_path / "tiny")
     values = json.loads((folder / "manifest.json").read_text())
     with pytest.raises(BundleError, match="expected all weights in this file, found some in another"):

@@ -36,7 +36,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`run` in this process, which starts no other; for whatever serves nothing."""
+    """A `run` that starts no other process, for commands that do not serve."""
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
         try:
@@ -46,7 +46,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
 
     monkeypatch.setenv("CAPSERVE_MODELS", str(BUNDLES))
-    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # this process has other readers
+    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # SIGPIPE would end the tests
     return run_here
 
 
@@ -75,7 +75,7 @@ def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
 
 
 def test_without_models_it_does_not_start_and_tells_what_else_is_odd() -> None:
-    """That no key is asked for where others may ask, for one: a key that is empty, as where its file was missing, is none."""
+    """For example, that others can connect and no key is set: an empty key, as when its file was missing, is no key."""
     ended = run("serve", "--models=/nonexistent", CAPSERVE_HOST="0.0.0.0", CAPSERVE_API_KEY="", CAPSERVE_QUEUE="9")
     assert ended.returncode == 2
     assert "expected a folder of bundles, found No such file or directory; name another" in ended.stderr
@@ -161,7 +161,7 @@ def test_what_cannot_be_is_said_in_a_line(
     here: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Before anything is begun, so it takes no process of its own."""
+    """It is said before anything starts, so the test needs no separate process."""
     monkeypatch.setattr(commands, "serve", lambda _: 0)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -209,7 +209,7 @@ def test_a_standard_output_that_is_closed_is_told(here: Run, monkeypatch: pytest
 
 
 def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(tmp_path: Path) -> None:
-    """While it imports, that is: it takes most of a second."""
+    """That is, while it imports, which takes most of a second."""
     slow = "import time; print('importing', flush=True); time.sleep(30)"
     (tmp_path / "prometheus_client.py").write_text(slow)
     environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
@@ -222,10 +222,10 @@ def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(tmp_path: Path) 
 
 
 def test_ctrl_c_while_workers_import_says_nothing_of_them(tmp_path: Path) -> None:
-    """A terminal sends it to all of them."""
+    """A terminal sends the interrupt to all processes."""
     (tmp_path / "onnxruntime.py").write_text("import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(1)")
     log, environment = tmp_path / "log", {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "PYTHONPATH": str(tmp_path)}
-    for pause in (0.0, 0.6):  # the earlier, the less of a worker is there
+    for pause in (0.0, 0.6):  # the earlier it comes, the less of a worker is there
         with log.open("wb") as output:
             command = [*CAPSERVE, "serve", "--port", "0", "--workers", "2"]
             process = subprocess.Popen(command, stderr=output, env=environment, start_new_session=True)
@@ -287,7 +287,7 @@ def test_what_models_are_and_how_they_run_are_flags_where_no_server_is(verb: str
 def test_a_reader_that_has_seen_enough_is_no_fault(verb: str, tmp_path: Path, seven: bytes) -> None:
     picture = tmp_path / "7.png"
     picture.write_bytes(seven)
-    files = f"{picture} " * 20 if verb == "predict" else ""  # more than a pipe's buffer is asked to hold at once
+    files = f"{picture} " * 20 if verb == "predict" else ""  # twenty lines, none of which is read
     command = f"set -o pipefail; {sys.executable} -u -m service {verb} {files} | exec true"
     ended = subprocess.run(
         ["bash", "-c", command],
@@ -380,7 +380,7 @@ def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
 
 
 def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client, here: Run) -> None:
-    picture, grey = tmp_path / "grey.png", encoded(drawn("7", 28, ink=200, paper=40))  # normalised it would be another
+    picture, grey = tmp_path / "grey.png", encoded(drawn("7", 28, ink=200, paper=40))  # normalising would change it
     picture.write_bytes(grey)
     (line,) = here("predict", "--no-normalise", "--reconstruct", "--input", str(picture)).stdout.splitlines()
     expected = client.post("/predict?normalise=none&reconstruct=true&input=true", content=grey).json()
@@ -401,7 +401,7 @@ def test_memory_of_large_pictures_is_given_back(tmp_path: Path) -> None:
 
 
 def resident(pid: int) -> int:
-    """Bytes of a process in memory."""
+    """Returns a process's resident memory in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
@@ -414,4 +414,4 @@ def test_check_refuses_what_serve_would(tmp_path: Path, here: Run) -> None:
     for ended in (here("check", "--model", "nope"), run("serve", "--model", "nope")):
         assert ended.returncode == 2
         assert f"CAPSERVE_MODEL=nope, but {BUNDLES} has only tiny" in ended.stderr
-        assert "no key is set" not in ended.stderr  # whoever is not on this machine reaches nothing
+        assert "no key is set" not in ended.stderr  # by default no other machine can connect

@@ -1,4 +1,4 @@
-"""Pictures that show more than the digit: what is beside it is left out, and is no digit itself."""
+"""Pictures that show more than the digit: what is beside it is left out, and is not read as a digit."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def mask(digit: str, side: int = 240) -> Image.Image:
 
 
 def on_a_phone(digit: str) -> Image.Image:
-    """A screenshot: the time, what the buttons say, colours to choose from, the bar to swipe on."""
+    """A screenshot: the time, the buttons' texts, colours to choose from, the bar to swipe on."""
     picture = Image.new("RGB", (585, 1266), "white")
     draw = ImageDraw.Draw(picture)
     draw.text((50, 18), "9:41", fill="black", font=FONT(24))
@@ -88,7 +88,7 @@ def behind_a_word(digit: str) -> Image.Image:
 
 
 def out_of_a_row(digit: str) -> Image.Image:
-    """Cut out of a line of digits, and with some of both neighbours."""
+    """Cut out of a line of digits, with parts of both neighbours."""
     picture = Image.new("L", (300, 260), 245)
     for left, each in ((-150, "8"), (220, "3")):
         picture.paste(30, (left, 10), mask(each))
@@ -122,7 +122,7 @@ def on_a_turned_page(digit: str) -> Image.Image:
 
 
 def of_black_dots(digit: str) -> Image.Image:
-    """Grey paper on a screen that knows black and white alone."""
+    """Grey paper, dithered to black and white."""
     picture = Image.new("L", (312, 312), 150)
     picture.paste(20, (36, 36), mask(digit))
     return picture.convert("1")
@@ -137,7 +137,7 @@ def in_a_fingers_shadow(digit: str) -> Image.Image:
 
 
 def on_a_ball(digit: str) -> Image.Image:
-    """Dark on a white disc, which lies on a blue one, on green cloth."""
+    """Dark on a white disc, which lies on a blue disc, on green cloth."""
     picture = Image.new("RGB", (400, 400), (20, 90, 50))
     draw = ImageDraw.Draw(picture)
     draw.ellipse((30, 30, 370, 370), fill=(20, 60, 160))
@@ -147,7 +147,7 @@ def on_a_ball(digit: str) -> Image.Image:
 
 
 def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
-    """Cut out closely at the bottom; where the pen rested there are darker dots, and the pale stroke is no shadow of theirs."""
+    """Cut close at the bottom; the pen left darker dots where it rested, and the pale stroke is not their shadow."""
     written = drawings.cropped(np.asarray(mask(digit)) / 255)
     picture = Image.fromarray(np.uint8(240 - 110 * np.pad(written, ((40, 0), (60, 60)))))
     draw, (rows, columns) = ImageDraw.Draw(picture), np.nonzero(written > 0.9)
@@ -175,21 +175,21 @@ def test_a_digit_is_read_in_company(compact: CapsNet, scene: Scene) -> None:
 
 
 def a_desk(side: int, width: int) -> Image.Image:
-    """Of an empty page, at this side."""
+    """An empty page with a dark desk along one side."""
     picture = Image.new("L", (300, 300), 240)
     ImageDraw.Draw(picture).polygon([(0, 0), (width, 0), (width + 12, 299), (0, 299)], fill=90)
     return picture.rotate(90 * side)
 
 
 def a_lamp(across: float, down: float) -> Image.Image:
-    """Its reflection on an empty whiteboard."""
+    """A lamp's reflection on an empty whiteboard."""
     y, x = np.mgrid[0:240, 0:240] / 240
     shine = np.exp(-1.5 * (((x - across) / 0.12) ** 2 + ((y - down) / 0.2) ** 2))
     return drawings.grey(np.zeros((240, 240)), 0.0, np.clip(0.8 + 0.7 * shine, 0, 1))
 
 
 def a_dot(radius: int, length: float) -> Image.Image:
-    """So many times as long as it is wide: a pen's tap, a bullet, the end of a sentence."""
+    """A dot `length` times as high as it is wide: a pen's tap, a bullet, the end of a sentence."""
     picture = Image.new("L", (280, 280), 255)
     reach = round(radius * length)
     ImageDraw.Draw(picture).ellipse((140 - radius, 140 - reach, 140 + radius, 140 + reach), fill=0)
@@ -215,7 +215,7 @@ def test_where_nothing_is_written_what_lies_there_is_no_digit(
 
 
 def blots(*boxes: tuple[int, int, int, int]) -> Array:
-    """Rows and columns of each, in a picture of 100 by 100."""
+    """Fills boxes in a picture of 100 by 100; each is given as its rows and columns."""
     drawn = np.zeros((100, 100), bool)
     for top, bottom, left, right in boxes:
         drawn[top:bottom, left:right] = True
@@ -247,7 +247,7 @@ def test_what_is_meant_is_the_tallest_with_what_is_near(
 
 
 def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
-    """A 7 that is cut out closely, its bar apart from its stem; or with what is low and far off, since it may not be whole."""
+    """A closely cut 7 with its bar apart from its stem; or one with something low and far off, since the 7 may not be whole."""
     for seven in (blots((0, 12, 5, 100), (20, 100, 50, 62)), blots((20, 80, 0, 30), (5, 12, 80, 90))):
         np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
 

@@ -1,4 +1,4 @@
-"""Nobody waits longer for the crew than a request may, and it begins nothing that nobody waits for."""
+"""Nobody waits for the crew longer than a request may wait, and it begins no job that nobody waits for."""
 
 from __future__ import annotations
 
@@ -88,7 +88,7 @@ def test_a_job_whose_client_left_keeps_its_thread_until_it_is_done() -> None:
 def test_what_has_been_computed_is_written_past_the_deadline(
     at_work: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Which is for the computation to begin; the model would have worked in vain."""
+    """The deadline is for the computation to begin; without an answer the model would have worked in vain."""
     write = pkgutil.resolve_name(at_work)
 
     def slowly(*values: object) -> object:
@@ -110,7 +110,7 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
         crew, free = Crew(1, most=1, max_wait=60, deadline=0.1), threading.Event()
         with pytest.raises(TooLate):
             await crew.do(lambda: free.wait(10), time.monotonic())
-        crew.close()  # and waits for nobody
+        crew.close()  # which waits for no thread
         free.set()
 
     began = time.monotonic()
@@ -136,7 +136,7 @@ class Picture:
 
 @pytest.mark.parametrize("own", [False, True])
 def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(own: bool) -> None:
-    """Which seldom comes for so few things, however large: a picture that cannot be decoded is a hundred megabytes."""
+    """The collector seldom runs for so few objects, however large: a picture that cannot be decoded takes a hundred megabytes."""
     held: list[weakref.ref[object]] = []
 
     def decode() -> None:
@@ -156,9 +156,9 @@ def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(
                 await (in_own_thread(job) if own else crew.do(job, time.monotonic()))
             except Unprocessable as error:
                 held.append(weakref.ref(error))
-                assert held[-2]() is None  # while it is still being told
+                assert held[-2]() is None  # while the error is still being handled
             del job
-        await asyncio.sleep(0.05)  # a thread's own hold on it may end a little later
+        await asyncio.sleep(0.05)  # a thread may hold it a little longer
         crew.close()
 
     gc.disable()
@@ -170,7 +170,7 @@ def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(
 
 
 def test_a_job_in_its_own_thread_knows_its_request() -> None:
-    """Which the log names."""
+    """The log names the request."""
 
     async def ask() -> None:
         request_id.set("mine")
@@ -196,7 +196,7 @@ def test_no_thread_keeps_the_process_from_ending() -> None:
 
 
 def test_who_came_first_is_first() -> None:
-    """A batch's pictures come one after the other, and those who came after it need not be before each of them."""
+    """A batch's pictures come one after the other, and later requests must not overtake each of them."""
     order: list[str] = []
 
     async def crowd() -> None:
@@ -221,7 +221,7 @@ def test_it_is_bounded() -> None:
         await asyncio.sleep(0)
         with pytest.raises(Busy, match=r"too many pictures wait to be decoded or drawn \(2\)") as refused:
             crew.admit()
-        assert refused.value.reason == "crew"  # as alerts know it
+        assert refused.value.reason == "crew"  # which alerts refer to
         free.set()
         await asyncio.gather(*two)
         crew.close()
@@ -243,7 +243,7 @@ def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_l
             await asyncio.wait_for(keeps_coming(), 20)
         assert refused.value.reason == "crew"
         assert len(taken) > 8  # eight would be done in time
-        await crew.do(lambda: None)  # what has been computed is written all the same
+        await crew.do(lambda: None)  # what has been computed is still written
         await asyncio.gather(*taken)
         crew.admit()
         crew.close()
@@ -284,9 +284,9 @@ def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes
         await asyncio.sleep(0.4)
         late = asyncio.create_task(crew.do(lambda: None, time.monotonic()))
         await asyncio.sleep(0.3)
-        with pytest.raises(Busy, match=r"\([23], for about [01]\.\d s\)"):  # forty pictures and more, of three jobs
+        with pytest.raises(Busy, match=r"\([23], for about [01]\.\d s\)"):  # three jobs, and over forty pictures to come
             crew.admit()
-        await asyncio.gather(*batches, late)  # who is let in is not refused for others any more
+        await asyncio.gather(*batches, late)  # a request that was let in is never refused because of others
         crew.admit()
         assert (crew._jobs, crew.coming) == (0, 0)
         crew.close()
@@ -328,7 +328,7 @@ def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> N
 
 @pytest.mark.parametrize("drawn", [False, True])
 def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> None:
-    """Whether the next is asked for leave, or there to be drawn, which needs none."""
+    """Whether the next job must be admitted, or only writes what was drawn, which needs no admission."""
 
     async def crowd() -> None:
         crew, began = Crew(1, most=1_000, max_wait=60, deadline=1.0), threading.Event()
@@ -340,7 +340,7 @@ def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> N
         gone = asyncio.create_task(crew.do(slow, time.monotonic()))
         await asyncio.to_thread(began.wait, 10)
         gone.cancel()
-        await asyncio.sleep(0.6)  # its thread goes on, and is free again
+        await asyncio.sleep(0.6)  # its thread finishes, and is free again
         taken = [asyncio.create_task(crew.do(lambda: None))] if drawn else []
         await asyncio.sleep(0)
         for _ in range(5):
@@ -398,13 +398,13 @@ def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_ti
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 4), (2, 2), (8, 1)])
 def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet], workers: int, most: int) -> None:
-    """Each takes hundreds of MB, and all workers have one memory."""
+    """Each takes hundreds of MB, and all workers share one memory."""
     service: Service = create_app(settings(threads=32, workers=workers), nets).state.service
     bodies = 16 // workers * service.settings.max_body
     service.bodies.admit(bodies)
     with pytest.raises(Busy) as refused:
         service.bodies.admit(bodies + 1)
-    assert refused.value.reason == "bodies"  # as alerts know it
+    assert refused.value.reason == "bodies"  # which alerts refer to
     lock, counts = threading.Lock(), {"now": 0, "most": 0}
 
     def decode() -> None:
@@ -429,7 +429,7 @@ LARGE, SMALL = (encoded(drawn("7", side), compress_level=0) for side in (200, 28
 def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decoded pictures are not thrown away because others came meanwhile."""
+    """Pictures that are decoded already are not thrown away because others came meanwhile."""
     coming: list[int] = []
     admit = Crew.admit
 
@@ -445,7 +445,7 @@ def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
         assert client.post("/predict/batch", files=files).status_code == 200
         assert coming == [0]
         refused = client.post("/predict/batch", files=files)
-        assert (refused.status_code, coming) == (503, [0, 0])  # and nothing of the first is still expected
+        assert (refused.status_code, coming) == (503, [0, 0])  # and nothing of the first request is still expected
 
 
 def test_a_large_body_asks_the_crew_whether_it_says_its_length_or_not(

@@ -34,7 +34,7 @@ SATURATES = CPUINFO.exists() and " avx2" in CPUINFO.read_text() and not cpus.has
 def test_pictures_of_its_own_prototypes_are_recognised(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
     seen = net.perceive(drawings, np.ones(10, bool))
-    assert (seen.winners[:, 0] == np.arange(10)).sum() >= 9  # a mean pose is no real picture's
+    assert (seen.winners[:, 0] == np.arange(10)).sum() >= 9  # a mean pose need not be that of any picture
     np.testing.assert_allclose(seen.lengths, np.linalg.norm(seen.capsules, axis=2), atol=1e-3)
     assert (seen.errors < 0.02).all()
     assert seen.present.all()
@@ -75,7 +75,7 @@ def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
 
 
 def test_the_longest_capsule_is_seen_however_short(net: CapsNet) -> None:
-    """An answer names one."""
+    """Every answer names an object."""
     blank = np.zeros((1, *net.manifest.image_shape), np.float32)
     lengths, capsules = net.classify(blank)
     assert len(net.believe(blank, 0 * lengths, capsules, np.ones(1, bool)).objects(0)) == 1
@@ -101,7 +101,7 @@ def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
 
 @pytest.mark.parametrize("provider", [runtime.CPU, runtime.CUDA])
 def test_whatever_may_come_is_warm(provider: str, net: CapsNet) -> None:
-    """On CUDA every size twice: the first run of each is slow, and in the second a CUDA graph is recorded."""
+    """On CUDA every size runs twice: the first run of each is slow, and the second records a CUDA graph."""
     sizes: dict[str, list[int]] = {"encoder": [], "decoder": []}
 
     class Watched:
@@ -141,7 +141,7 @@ def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_int8_is_the_same_on_every_processor() -> None:
-    """Where sums of int8 products saturate, the network would take one digit for another."""
+    """Where sums of int8 products saturated, the network would take one digit for another."""
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     as_written = ort.SessionOptions()
@@ -155,7 +155,7 @@ def test_int8_is_the_same_on_every_processor() -> None:
 
 @pytest.mark.parametrize("dot_products", [True, False])
 def test_convolutions_of_int8_are_computed_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot_products: bool) -> None:
-    """And not as they are written, rounded to int8 and multiplied in float."""
+    """They are not computed as the file has them: rounded to int8, but multiplied in float."""
     monkeypatch.setattr(cpus, "has_dot_products", lambda: dot_products)
     options = sessions._options(1)
     options.optimized_model_filepath = str(tmp_path / "at_work.onnx")
@@ -173,7 +173,7 @@ def test_sums_that_saturate_do_no_harm_or_a_replay_notices(name: str, monkeypatc
     monkeypatch.setattr(cpus, "has_dot_products", lambda: True)  # so that they saturate after all
     try:
         saturating = engine.load(made, "int8", device)
-    except BundleError:  # noticed: all else is as it was when it loaded
+    except BundleError:  # noticed: nothing else has changed since it loaded
         return
     pictures = _drawn(sound, 200)
     np.testing.assert_allclose(saturating.classify(pictures)[0], sound.classify(pictures)[0], atol=0.03)
@@ -192,7 +192,7 @@ def _drawn(net: CapsNet, count: int) -> Array:
 
 
 def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A squash that divides by a length of 0: its own example shows nothing of it, and JSON has no NaN."""
+    """For example, a squash may divide by a length of 0: the bundle's example does not show it, and JSON has no NaN."""
     run = sessions.CpuSession.run
 
     def dividing(session: sessions.CpuSession, *inputs: Array) -> list[Array]:
@@ -209,7 +209,7 @@ def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(m
 def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_answered(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes, spoilt: str
 ) -> None:
-    """JSON has no NaN, and neither have pose tokens."""
+    """Neither JSON nor pose tokens can hold NaN."""
     classify, strange = CapsNet.classify, {"is": True}
 
     def dividing(net: CapsNet, images: Array) -> tuple[Array, Array]:
@@ -259,7 +259,7 @@ def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pyt
 
 
 def test_a_bundle_that_was_replaced_while_it_was_opened_is_not_served_under_the_old_ones_name(tmp_path: Path) -> None:
-    """Its checksums were compared, then another took the folder, whose own example agrees with its graphs."""
+    """Another takes the folder after the checksums were compared, and its own example agrees with its graphs."""
     made = bundle.read(renewed(tmp_path / "tiny", "the one"))
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     assert engine.load(made, "fp32", device).manifest.version == made.manifest.version
@@ -291,7 +291,7 @@ def test_a_graph_that_onnx_runtime_does_not_open_is_a_broken_bundle(tmp_path: Pa
         device.open(made.decoder, bundle.ENCODER, made.manifest)
 
 
-# Without a GPU there are three ways for CUDA not to work. `cuda` starts in none of them, `auto` says so and goes on.
+# Without a GPU, CUDA can fail in three ways. In each of them `cuda` does not start, and `auto` says so and takes the CPU.
 
 
 def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pytest.LogCaptureFixture) -> None:
@@ -331,13 +331,13 @@ def test_only_who_has_a_gpu_is_told_what_it_needs(
     ],
 )
 def test_of_what_cuda_says_the_reason_is_told(said: str, kept: str) -> None:
-    """The first came, three times as long, from a GPU that CUDA_VISIBLE_DEVICES hid: ONNX Runtime wraps it into its own C++."""
+    """The first, here a third of its length, came where CUDA_VISIBLE_DEVICES hid a GPU: ONNX Runtime wraps the reason in C++."""
     assert cuda.reason(said) == kept
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
 def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """The package has it, the machine has not: a real session is asked for and fails."""
+    """The package has CUDA and the machine does not: a real session is asked for, and fails to open."""
     if runtime.CUDA in ort.get_available_providers():
         pytest.skip("this is the CUDA package")
     monkeypatch.setattr(ort, "get_available_providers", lambda: [runtime.CUDA, runtime.CPU])
@@ -352,7 +352,7 @@ def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, cap
 
 
 def _without(library: str) -> Callable[[str], None]:
-    """A loader on a machine with a driver, where CUDA's provider does not find one of its libraries."""
+    """Makes a library loader that finds the driver, but not one of the libraries of CUDA's provider."""
 
     def load(name: str) -> None:
         if name != "libcuda.so.1":
@@ -372,7 +372,7 @@ def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize(("graphs", "enabled"), [(False, 0), (True, 1)])
 def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, graphs: bool, enabled: int) -> None:
-    """What ONNX Runtime is asked for; no GPU is needed to ask."""
+    """Checks the settings that ONNX Runtime gets, which takes no GPU."""
     asked: list[tuple[ort.SessionOptions, list[object]]] = []
 
     class Opened:
@@ -408,20 +408,20 @@ def test_threads_of_the_runtime_are_as_many_as_asked_for_and_do_not_spin() -> No
 
 
 def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.MonkeyPatch, net: CapsNet) -> None:
-    """The session for CUDA with its memory on the CPU: binding, padding and cutting are the same."""
+    """Runs the CUDA session with its memory on the CPU: binding, padding and cutting are the same."""
     monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
     opened = ort.InferenceSession
     monkeypatch.setattr(cuda, "open_session", lambda path, _: opened(path, runtime.options(1), providers=[runtime.CPU]))
     made, settings = bundle.read(TINY), cuda.settings(memory=1, graphs=False)
     decoder = cuda.CudaSession(made.decoder, bundle.DECODER, made.manifest, settings)
     random = np.random.default_rng(0)
-    for count in (1, 3, 64, 1, 80):  # numpy() of memory on the CPU is no copy, so no bucket twice in a run
+    for count in (1, 3, 64, 1, 80):  # numpy() does not copy from the CPU, so no run may use a bucket twice
         poses, classes = random.uniform(-0.5, 0.5, (count, 6)).astype(np.float32), random.integers(0, 10, count)
         np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
 
 
 def test_sessions_on_cuda_run_one_at_a_time_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another's copies would fail while one records a CUDA graph."""
+    """While one session records a CUDA graph, another's copies would fail."""
     monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
     opened, inside, most = ort.InferenceSession, [], []
 
@@ -464,14 +464,14 @@ def test_another_process_that_starts_beside_it_makes_no_graph_slow(
 
     def disturbed(session: sessions.CpuSession, *inputs: np.ndarray) -> runtime.Arrays:
         ran.append(None)
-        time.sleep(2 * sessions.QUICK)  # the other has this core
+        time.sleep(2 * sessions.QUICK)  # the other process has this core
         ends = time.thread_time() + 2 * sessions.QUICK
-        while len(ran) <= slow and time.thread_time() < ends:  # and what it lacks in its caches
+        while len(ran) <= slow and time.thread_time() < ends:  # and has emptied its caches
             pass
         return run(session, *inputs)
 
     monkeypatch.setattr(sessions.CpuSession, "run", disturbed)
-    monkeypatch.setattr(sessions, "TRIAL", seconds)  # on a busy machine five runs alone may take longer than they should
+    monkeypatch.setattr(sessions, "TRIAL", seconds)  # on a busy machine five runs may outlast the usual trial
     made = bundle.read(TINY)
     assert isinstance(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2), sessions.CpuSession)
 
@@ -511,7 +511,7 @@ def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest
 
 @pytest.fixture
 def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine of eight cores; a process of it in a group within a group, in both versions of cgroups."""
+    """Fakes a machine of eight cores whose process is in a nested group, in both versions of cgroups."""
     monkeypatch.setattr(cpus, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(cpus, "CGROUPS", tmp_path)
     monkeypatch.setattr(cpus.os, "sched_getaffinity", lambda _: set(range(8)))
@@ -526,7 +526,7 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("written", "expected"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("6400000 100000", 8)]
 )
 def test_threads_are_what_cgroup_and_affinity_leave(cgroups: Path, folder: str, written: str, expected: int) -> None:
-    """Ours or any above it may hold the quota; in a container's own view it is the topmost."""
+    """Our group or any above it may hold the quota; as a container sees it, that is the topmost."""
     (cgroups / folder / "cpu.max").write_text(written)
     assert cpus.available() == expected
 
@@ -580,12 +580,12 @@ def test_the_first_of_which_a_network_makes_no_numbers_is_named() -> None:
 
 
 def test_what_a_session_on_cuda_frees_it_frees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a replaced model does while its successor serves: freed while another thread records a CUDA graph, both would fail."""
+    """A replaced model is freed while its successor serves: if another thread recorded a CUDA graph then, both would fail."""
     monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
     opened, freed = ort.InferenceSession, []
 
     def somebody_records() -> bool:
-        """Whether another thread could."""
+        """Whether another thread could record a CUDA graph now."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(lambda: cuda.alone.acquire(blocking=False) and not cuda.alone.release()).result()
 

@@ -1,4 +1,4 @@
-"""Whatever is sent, nothing is a 500: what hypothesis makes of pictures, and what schemathesis makes of our own OpenAPI."""
+"""No request is answered with a 500, whatever hypothesis makes of pictures and schemathesis of our own OpenAPI document."""
 
 import json
 from io import BytesIO
@@ -112,7 +112,7 @@ def test_picture_sizes_nobody_meant(fuzzed: httpx.Client, side: tuple[int, int])
 
 
 def sent(operation: Any, mode: Any) -> int:
-    """How many requests there were to send. What /openapi.json says of their answers is what code generators go by."""
+    """Sends an operation's requests, and counts them. Their answers must be as /openapi.json says: code generators rely on it."""
     from schemathesis.checks import not_a_server_error
     from schemathesis.specs.openapi import checks
 
@@ -133,12 +133,12 @@ def sent(operation: Any, mode: Any) -> int:
 
 
 def test_our_own_openapi(server: str):
-    """Every operation, with what its schema allows and what it does not."""
-    import schemathesis  # here: it takes a second, of each process that looks for tests
+    """Tries every operation with what its schema allows and with what it does not."""
+    import schemathesis  # here, or each process that collects tests would spend a second on it
 
     operations = [each.ok() for each in schemathesis.openapi.from_url(f"{server}/openapi.json").get_all_operations()]
     assert len(operations) > 10
     for operation in operations:
         assert sent(operation, schemathesis.GenerationMode.POSITIVE) > 0, operation.label
-        if operation.query or operation.body:  # in a path alone, any text is right
+        if operation.query or operation.body:  # in a path alone, any text is valid
             assert sent(operation, schemathesis.GenerationMode.NEGATIVE) > 0, operation.label

@@ -1,4 +1,4 @@
-"""Weights in other files are found wherever ONNX lets them lie; the package onnx makes the files, and does not read them here."""
+"""Weights in other files are found wherever ONNX allows them; the package onnx only writes the files here, and reads none."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def attribute(**values: object) -> bytes:
 
 
 def default(tensor: TensorProto) -> bytes:
-    """Of a function's attribute."""
+    """A model with a function whose attribute has the tensor as its default."""
     made = helper.make_function("d", "f", [], ["w"], [], [])
     made.attribute_proto.add(name="a", type=onnx.AttributeProto.TENSOR, t=tensor)
     return model(graph(), made)
@@ -105,14 +105,14 @@ def varint(value: int) -> bytes:
 
 
 def field(number: int, content: bytes | int, key: Callable[[int], bytes] = varint) -> bytes:
-    """As protobuf writes it; `key` may write the number and the wire type in another way."""
+    """Encodes a field as protobuf does; `key` may encode the number and the wire type in another way."""
     if isinstance(content, int):
         return key(number << 3) + varint(content)
     return key(number << 3 | 2) + varint(len(content)) + content
 
 
 def with_more(*fields: bytes) -> bytes:
-    """A graph, and once more the message with its initializer, which protobuf merges with the first."""
+    """A model whose graph comes twice, the second time with an initializer that has these fields: protobuf merges the two."""
     tensor = TensorProto(name="w", dims=VALUES.shape, data_type=TensorProto.FLOAT).SerializeToString()
     return model(graph()) + field(7, field(5, tensor + b"".join(fields)))
 
@@ -141,7 +141,7 @@ def test_what_protobuf_reads_otherwise_than_it_looks_is_refused(fields: list[byt
 
 @pytest.mark.parametrize("more", [field(14, 0), field((1 << 29) - 1, 1), field(30, (1 << 64) - 1)])
 def test_what_protobuf_reads_as_it_looks_is_not(more: bytes) -> None:
-    """That the weights are here, the last of all fields, a negative number in ten bytes."""
+    """A location that is this file, the highest number of a field, and a negative number, which takes ten bytes."""
     assert holds_its_weights(with_more(more))
 
 
@@ -167,7 +167,7 @@ def test_what_is_no_graph_is_an_error(data: bytes) -> None:
 
 def test_a_bundle_that_reaches_outside_itself_is_refused(tmp_path: Path) -> None:
     folder = external(tmp_path / "tiny")
-    onnxruntime.InferenceSession(folder / "encoder.onnx")  # which would have taken it
+    onnxruntime.InferenceSession(folder / "encoder.onnx")  # which accepts it
     with pytest.raises(BundleError, match=r"encoder\.onnx: expected all weights in this file, found some in another; export it"):
         bundle.read(folder)
 

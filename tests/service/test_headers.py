@@ -36,7 +36,7 @@ PNG, JSON = "image/png", "application/json"
         ("application/jsonp, x-application/json", None),
         ("text/html", None),
         ("application/json;q=2, image/png", PNG),
-        ("application/json;q=x", PNG),  # nothing that can be understood is as good as nothing
+        ("application/json;q=x", PNG),  # what cannot be understood counts as nothing
         ("json, , ;q=1", PNG),
     ],
 )

@@ -39,7 +39,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
             assert early.status_code == 503
             assert early.headers["Retry-After"] == "1"
             assert "warming" in early.json()["detail"]
-        assert samples(client)["capserve_rejections_total", "warming"] == 4  # as alerts know it
+        assert samples(client)["capserve_rejections_total", "warming"] == 4  # which alerts refer to
         warm.set()
         wait_until_ready(client)
 
@@ -62,11 +62,11 @@ def test_where_no_thread_can_be_had_it_asks_for_a_restart(
         refused = client.post("/predict", files={"file": seven})
         assert refused.status_code == 503
         assert "this server must be restarted, ask another" in refused.json()["detail"]
-        assert samples(client)["capserve_rejections_total", "failed"] == 1  # an error, as alerts know it, and not a rollout
+        assert samples(client)["capserve_rejections_total", "failed"] == 1  # which alerts take for an error, not for a rollout
 
 
 def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else one that takes a dead one's place would turn requests away that the others could answer."""
+    """Otherwise a worker that replaces a dead one would turn away requests that the others could answer."""
     warm = threading.Event()
     monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warm.wait(10))
     app = create_app(settings(workers=2), nets)

@@ -1,4 +1,4 @@
-"""Every kind of picture is read like any other, everything else is refused with a sentence, and PNGs come out as they should."""
+"""Every kind of picture is read like any other, everything else is refused with a sentence, and PNGs are written correctly."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def levels(picture: Image.Image) -> np.ndarray:
 
 
 def interlaced(picture: Image.Image) -> bytes:
-    """Pillow writes no Adam7, so it is put together here."""
+    """Makes an Adam7 PNG, which Pillow cannot write."""
     pixels, lines = np.asarray(picture), b""
     for top, left, down, across in (
         (0, 0, 8, 8),
@@ -123,7 +123,7 @@ def test_a_png_may_say_elsewhere_which_way_is_up(where: str) -> None:
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "text"])
 def test_which_way_is_up_is_told_before_much_else(form: str) -> None:
-    """A camera's maker keeps what it likes in the same place."""
+    """The same metadata hold the maker's note, in which a camera may put any amount of data."""
     exif = Image.Exif()
     exif[0x0112] = 6
     exif[0x927C] = bytes(65_000 if form == "JPEG" else 400_000)
@@ -148,7 +148,7 @@ def corrupt_exif() -> bytes:
 
 
 def invalid_apng() -> bytes:
-    """Says twice how many frames it has, at which Pillow warns."""
+    """A PNG that states its number of frames twice, at which Pillow warns."""
     plain, body = drawings.encoded(PICTURE), struct.pack(">II", 0, 0)
     chunk = struct.pack(">I", 8) + b"acTL" + body + struct.pack(">I", zlib.crc32(b"acTL" + body))
     return plain[:33] + chunk + chunk + plain[33:]
@@ -201,7 +201,7 @@ def test_refuses_truncated(kind: str, share: float) -> None:
 
 
 def with_pixels(data: bytes, change: Callable[[bytes], bytes]) -> bytes:
-    """A PNG whose compressed stream is sound, and holds something else."""
+    """Changes what a PNG's compressed stream holds; the stream itself stays valid."""
     head, _, rest = data.partition(b"IDAT")
     length = int.from_bytes(head[-4:])
     stream = zlib.compress(change(zlib.decompress(rest[:length])))
@@ -223,7 +223,7 @@ def test_refuses_a_png_that_lacks_rows_and_takes_one_that_is_black(data: bytes) 
 
 
 def test_an_interlaced_png_that_holds_its_last_pixel_and_little_else_is_refused() -> None:
-    """Of 17x17 pixels the first pass has 3x3, and the last of all is one of them."""
+    """Of 17x17 pixels the first pass has 3x3, and the picture's last pixel is one of them."""
     data = with_pixels(interlaced(Image.new("L", (17, 17), 255)), lambda rows: rows[:12])
     with pytest.raises(Unprocessable, match="truncated or damaged"):
         images.read(data, LIMIT)
@@ -286,7 +286,7 @@ def test_refuses_nothing_at_all() -> None:
 
 
 def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
-    """More opacities than colours: Pillow reads it, and stumbles when it is to be looked at."""
+    """With more opacities than colours, Pillow opens the picture and fails when it is converted."""
     palette, opacities = bytes(range(256)) * 3, bytes(257)
     data = png(struct.pack(">IIBBBBB", 40, 40, 8, 3, 0, 0, 0), zlib.compress(bytes(40 * 41)), PLTE=palette, tRNS=opacities)
     with pytest.raises(Unprocessable, match="begins like a PNG file but cannot be decoded"):
@@ -294,7 +294,7 @@ def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
 
 
 def _scanned(count: int) -> tuple[bytes, bytes, list[bytes]]:
-    """A progressive JPEG of many scans: what is before them, what restarts a decoder now and then, and the scans."""
+    """The parts of a progressive JPEG of many scans: its head, a segment that defines restarts, and the scans."""
     whole = drawings.encoded(Image.new("L", (64, 64), 77), "JPEG", progressive=True)
     first, end = whole.index(b"\xff\xda"), whole.rindex(b"\xff\xd9")
     return whole[:first], b"\xff\xdd\x00\x04\x00\x01", [whole[first:end]] * count
@@ -315,7 +315,7 @@ def test_scans_are_counted_as_a_decoder_walks(way: str) -> None:
 
 
 def test_a_film_behind_a_jpeg_is_none_of_its_scans() -> None:
-    """As telephones put it there: 0xff 0xda comes in it by chance."""
+    """Telephones append films, in which 0xff 0xda occurs by chance."""
     picture = drawings.encoded(Image.new("L", (40, 40), 77), "JPEG", progressive=True)
     film = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8).tobytes() + b"\xff\xda\x00\x02" * 200
     assert images.read(picture + film, LIMIT).getpixel((9, 9)) == 77

@@ -63,7 +63,7 @@ def test_metadata(v2: triton.InferenceServerClient, net: CapsNet):
 @pytest.mark.parametrize("binary_in", [False, True])
 @pytest.mark.parametrize("binary_out", [False, True, None])
 def test_infer(v2, images, expected, binary_in, binary_out):
-    """None: no output is named, so all come, and the client asks for them as raw bytes."""
+    """With None, no output is named: all are returned, and the client asks for them as raw bytes."""
     outputs = None
     if binary_out is not None:
         outputs = [triton.InferRequestedOutput(name, binary_data=binary_out) for name in expected]

@@ -1,4 +1,4 @@
-"""The interpreter's habits, seen on a real server: what stands is left alone, what is rubbish goes, threads give way."""
+"""The interpreter in a real server: the collector passes over what lives long, garbage goes, and threads give way sooner."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from tests.service.conftest import serving, settings
 
 
 class Ring:
-    """Rubbish that counting references does not find."""
+    """Garbage that reference counting does not find."""
 
     def __init__(self) -> None:
         self.itself = self
 
 
 def test_a_server_has_settled_when_it_is_ready_and_again_when_it_has_reloaded(tmp_path: Path) -> None:
-    """Otherwise its models would be among what Python looks through."""
+    """Otherwise the garbage collector would look through its models."""
     shutil.copytree(TINY, tmp_path / "models" / "tiny")
     chosen = settings(api_key="sesame").model_copy(update={"models": tmp_path / "models"})
     gc.unfreeze()
@@ -50,7 +50,7 @@ def test_settling_takes_rubbish_away_even_what_an_earlier_one_left_standing() ->
 
 def test_a_server_s_threads_give_way_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
     class Far(Exception):
-        """As far as this server shall go."""
+        """Ends the start of the server at this point."""
 
     def stop(*_: object) -> None:
         raise Far

@@ -1,4 +1,4 @@
-"""Who is late where the event loop does not keep up, and who has only come in a burst."""
+"""Which requests are late because the event loop does not keep up, and which only came in a burst."""
 
 from __future__ import annotations
 

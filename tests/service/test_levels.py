@@ -1,4 +1,4 @@
-"""What is read off pixels in order, against NumPy, which looks for each anew."""
+"""What is read from pixels that are sorted once, compared with NumPy, which goes through them for each value."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_threshold_leaves_two_groups_as_different_as_any(name: str) -> None:
         return dark.size * light.size * float(dark.mean() - light.mean()) ** 2 if dark.size and light.size else 0.0
 
     best = max(map(between, np.linspace(values.min(), values.max(), BINS + 1)))
-    assert between(otsu(np.sort(VALUES[name], axis=None))) >= 0.99 * best  # the groups' means are of a histogram
+    assert between(otsu(np.sort(VALUES[name], axis=None))) >= 0.99 * best  # otsu takes the groups' means from a histogram
 
 
 @pytest.mark.parametrize("values", VALUES.values(), ids=VALUES)
@@ -48,12 +48,12 @@ def test_noise_is_not_writing_and_ink_is() -> None:
     assert {name: Departure(values).written for name, values in VALUES.items() if values.size > 100} == {
         "noise": False,
         "ink on paper": True,
-        "blurred ink": False,  # as much as neighbours differ by anyway
+        "blurred ink": False,  # it departs no more than neighbours differ anyway
     }
 
 
 def test_what_is_much_paler_than_the_ink_is_paper() -> None:
-    """A stain on a clean sheet, of which there is so much more than of ink that the two groups are sheet and stain."""
+    """A stain on a clean sheet is so much larger than the ink that the threshold parts the sheet from the stain."""
     line = np.zeros((100, 100), np.float32)
     line[:30] = 0.1
     line[50, 40:60] = 1

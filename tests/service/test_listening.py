@@ -27,7 +27,7 @@ from tests.waiting import until
 
 
 def test_a_name_with_both_kinds_of_address_is_the_one_that_all_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many a client tries 127.0.0.1 for localhost alone."""
+    """Many clients try only 127.0.0.1 for localhost."""
     four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
     six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
     monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: [six, four])
@@ -52,12 +52,12 @@ def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
     ("hosts", "flags"),
     [
         (("0.0.0.0", "127.0.0.1"), []),
-        (("127.0.0.1", "127.0.0.1"), ["--workers", "2"]),  # each has a socket of its own
+        (("127.0.0.1", "127.0.0.1"), ["--workers", "2"]),  # each worker has its own socket
     ],
     ids=["every address", "two workers"],
 )
 def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts: tuple[str, str], flags: list[str]) -> None:
-    """Until the first listens the port could be bound by both: two that share it between them would answer in turn."""
+    """Until one of them listens, both could bind the port: two that shared it would answer in turn."""
     port = free_port()
     command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags, "--host"]
     with launched(tmp_path / "0", [*command, hosts[0]]) as one, launched(tmp_path / "1", [*command, hosts[1]]) as other:
@@ -75,7 +75,7 @@ def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts:
 
 def test_two_on_one_port_of_different_addresses_both_serve(tmp_path: Path) -> None:
     port = free_port()
-    hosts = {"127.0.0.1": "1", "127.0.0.2": "2"}  # and their workers
+    hosts = {"127.0.0.1": "1", "127.0.0.2": "2"}  # host -> number of workers
     with ExitStack() as running:
         for host, workers in hosts.items():
             command = [*CAPSERVE, "serve", "--port", str(port), "--workers", workers, "--host", host]
@@ -118,7 +118,7 @@ def test_where_there_is_nothing_to_claim_with_it_starts_without(monkeypatch: pyt
 
 
 def test_who_has_lost_all_its_workers_still_has_its_port(tmp_path: Path) -> None:
-    """For as long as none of them listens another could bind it, and both would answer in turn once they are back."""
+    """While no worker listens another server could bind it, and both would answer in turn once the workers are back."""
     port, log, models = free_port(), tmp_path / "one", tmp_path / "models"
     command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", "--workers", "2"]
     shutil.copytree(TINY, models / "tiny")
@@ -156,7 +156,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def slow_to_load(tmp_path: Path) -> list[str]:
-    """Two workers that take three seconds to load, and are stuck after eight."""
+    """A command for two workers that take three seconds to load, and count as stuck after eight."""
     (tmp_path / "server.py").write_text(SLOW_TO_LOAD)
     return [sys.executable, str(tmp_path / "server.py")]
 
@@ -171,7 +171,7 @@ def test_workers_whose_supervisor_is_gone_before_they_listen_never_do(slow_to_lo
             lambda: log.read_text().count("the process that started this worker is gone") == 2 or not is_closed("127.0.0.1", port)
         )
         assert is_closed("127.0.0.1", port)
-        assert "is gone: stopping" not in log.read_text()  # as from one that listens already
+        assert "is gone: stopping" not in log.read_text()  # which a worker that listens would say
 
 
 SLOW_TO_WARM = """
@@ -251,11 +251,11 @@ def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, Caps
         server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
         with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose another"):
             asyncio.run(server.serve())
-    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []  # the app's end is no fault
+    assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []  # the app's end is not logged as a fault
 
 
 def test_as_many_files_are_taken_as_may_be(tmp_path: Path) -> None:
-    """Under bash, which as other parents do hands on a limit of its own."""
+    """Under bash, which, as other parents do, passes on a limit of its own."""
     few, log = 64, tmp_path / "log"
     command = ["bash", "-c", f"ulimit -S -n {few}; exec {sys.executable} -m service serve --port 0 --linger 0 --workers 2"]
     with launched(log, command) as process:

@@ -1,4 +1,4 @@
-"""More than there is room for: refusals come quickly, what is accepted stays fast, memory stays flat, and nothing is lost."""
+"""Overload: refusals come quickly, what is accepted stays fast, memory stays flat, and nothing is lost."""
 
 import asyncio
 import time
@@ -47,13 +47,13 @@ class Bottleneck:
     capacity: float  # requests a second
     settings: dict[str, float]
     raw: bytes
-    longest: float  # seconds that all who are accepted may wait, and be worked for
+    longest: float  # seconds that an accepted request may wait and be worked on
     reason: str
     soon: float = 0.05  # seconds in which others are refused
 
 
 BOTTLENECKS = {
-    # For the queue before it, the batch at work, and its own.
+    # A request waits for the queue before it, for the batch at work, and for its own.
     "model": Bottleneck(
         BATCH / SECONDS_A_BATCH,
         {"seconds_a_batch": SECONDS_A_BATCH, "max_batch": BATCH, "max_queue": QUEUE},
@@ -68,8 +68,8 @@ BOTTLENECKS = {
         WAIT + 2 * SECONDS_A_PICTURE,
         "crew",
     ),
-    # Of small ones, on the event loop: each of its turns takes what came during the one before, and a new connection is made in
-    # some three of them. So refusals wait, too.
+    # Small pictures are read on the event loop: each turn takes what came during the one before, and a new connection takes about
+    # three turns. So refusals wait, too.
     "reading": Bottleneck(
         1 / SECONDS_A_SMALL_ONE,
         {"seconds_a_small_one": SECONDS_A_SMALL_ONE, "max_wait": WAIT},
@@ -84,7 +84,7 @@ BOTTLENECKS = {
 @pytest.mark.parametrize("narrow", BOTTLENECKS.values(), ids=BOTTLENECKS.keys())
 def test_twice_the_capacity(narrow: Bottleneck):
     async def overload(server: Process) -> tuple[list[Answer], float, float]:
-        """Clients that do not wait for one another, as the world's do."""
+        """Sends requests at a steady rate, since real clients do not wait for one another."""
         began = time.perf_counter()
         asked: list[asyncio.Task[Answer]] = []
         early = 0.0
@@ -105,15 +105,15 @@ def test_twice_the_capacity(narrow: Bottleneck):
         assert all(int(answer.headers["retry-after"]) >= 1 for answer in refused)
         assert all(answer.headers["content-type"] == "application/problem+json" for answer in refused)
         assert median(answer.seconds for answer in refused) < narrow.soon
-        assert median(answer.seconds for answer in served) < narrow.longest + 0.3  # which is room for a busy machine
+        assert median(answer.seconds for answer in served) < narrow.longest + 0.3  # 0.3 for a busy machine
         assert len(served) > 0.6 * narrow.capacity * OVERLOAD
-        assert late - early < 4  # a hundred pictures would be 16
+        assert late - early < 4  # MB, of which a hundred pictures would take 16
         assert server.metric(f'capserve_rejections_total{{reason="{narrow.reason}"') == len(refused)
-        assert asyncio.run(ask(server, narrow.raw)).status == 200  # and it is over as soon as it is over
+        assert asyncio.run(ask(server, narrow.raw)).status == 200  # overload ends as soon as the crowd is gone
 
 
 def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
-    """Thousands of refusals a second leave the threads that decode few turns of the interpreter; from faster clients, none."""
+    """Thousands of refusals a second would leave the decoding threads few turns of the interpreter; with faster clients, none."""
     raw, seconds, crowd = request("/predict", LARGE), 4.0, 400
 
     async def answers(server: Process, clients: int) -> Counter[int]:
@@ -134,20 +134,20 @@ def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
         stormy = asyncio.run(answers(server, crowd))
     assert calm.keys() == {200}
     assert stormy.keys() == {200, 503}
-    assert stormy[503] < 1.2 * crowd / HELD * seconds  # without a rest it would be three times as many
-    assert stormy[200] > 0.3 * calm[200]  # 0.7 to 1.0 of it; the crowd, too, takes its time of a busy machine
+    assert stormy[503] < 1.2 * crowd / HELD * seconds  # if none were held back, there would be three times as many
+    assert stormy[200] > 0.3 * calm[200]  # usually 0.7 to 1.0 of it; on a busy machine the crowd costs time, too
 
 
 @pytest.fixture(scope="module")
 def new() -> Iterator[Process]:
-    """What comes in another server's place."""
+    """The server that takes another's place."""
     with process() as server:
         yield server
 
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_sigterm_under_load_loses_none_of_a_thousand(new: Process, workers: int):
-    """New connections go where /readyz says ready, as a load balancer has them go; those that are open go on."""
+    """As with a load balancer, new connections go to the server whose /readyz says ready; those that are open go on."""
     outcomes: Counter[str] = Counter()
     in_rotation: list[Process] = []
 
@@ -183,7 +183,7 @@ def test_sigterm_under_load_loses_none_of_a_thousand(new: Process, workers: int)
         old.terminate()
         await asyncio.gather(balancing, *clients)
 
-    # All workers together as slow as one: what is left takes longer than the linger, so some of it is the new server's.
+    # All workers together are as slow as one: what is left takes longer than the linger, so the new server gets some of it.
     before = new.metric('capserve_requests_total{route="/predict"')
     with process(0.04 * workers, workers=workers, linger=0.5) as old:
         asyncio.run(asyncio.wait_for(rollout(old, new), 60))

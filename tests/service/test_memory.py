@@ -1,4 +1,4 @@
-"""Whoever gives a server less memory than its settings may come to need is told so, and with which they would not."""
+"""A server with less memory than its settings may need says so, and names a setting that would fit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MB = 1 << 20
     params=[("0::/slice/unit", "slice", "memory.max"), ("4:memory:/slice/unit", "memory/slice", "memory.limit_in_bytes")]
 )
 def limit(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where a group above ours has its own, in either version of cgroups."""
+    """The file with the memory limit of a group above ours, in either version of cgroups."""
     membership, folder, file = request.param
     monkeypatch.setattr(cpus, "MEMBERSHIP", tmp_path / "membership")
     monkeypatch.setattr(cpus, "CGROUPS", tmp_path)

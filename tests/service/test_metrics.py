@@ -56,7 +56,7 @@ def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None
 
 
 def test_the_way_of_a_slow_upload_is_not_the_services_time(nets: dict[str, CapsNet], seven: bytes) -> None:
-    """Nor is it where the upload never ends; both would wake somebody who can do nothing about it."""
+    """Nor is that of an upload that never ends; either would wake somebody who can do nothing about it."""
 
     def slowly(whole: bool) -> Iterator[bytes]:
         yield seven[:10]
@@ -131,7 +131,7 @@ def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(c
 
 
 def test_models_may_come_and_go_while_metrics_are_told(net: CapsNet) -> None:
-    """Told in a thread of their own; a reload is the event loop's."""
+    """Metrics are written in a thread of their own, while the event loop may reload models."""
     metrics, over = Metrics(), threading.Event()
     others = [replace(net, manifest=net.manifest.model_copy(update={"name": f"m{number}"})) for number in range(20)]
 
@@ -166,7 +166,7 @@ def test_two_apps_in_a_process_count_for_themselves(nets: dict[str, CapsNet], cl
 
 
 def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: bytes) -> None:
-    """PROMETHEUS_MULTIPROC_DIR is in the environment where another server of the same container has it."""
+    """PROMETHEUS_MULTIPROC_DIR may be in the environment for another server of the same container."""
     with started(tmp_path / "log", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "nowhere")) as (_, url), reaching(url) as client:
         assert client.post("/predict", content=seven).status_code == 200
         assert samples(client)["capserve_requests_total", "/predict", "200"] == 1
@@ -208,7 +208,7 @@ def test_until_there_is_a_reload_none_has_failed() -> None:
 
 
 def test_failures_count_from_nought_on(net: CapsNet) -> None:
-    """Prometheus sees an increase between two scrapes alone: the first failure would be none."""
+    """Prometheus sees only increases between two scrapes, so a counter that began at the first failure would hide it."""
     counted = Metrics()
     counted.describe(net)
     assert counted.registry.get_sample_value("capserve_model_failures_total", {"model": "tiny"}) == 0

@@ -28,7 +28,7 @@ def test_which_answers_where_none_is_named(net: CapsNet, names: tuple[str, ...],
 
 @pytest.mark.parametrize(("variant", "encoder"), ENCODER_FILES.items())
 def test_which_bits_answer_is_told(variant: str, encoder: str) -> None:
-    """The version names encoder.onnx and decoder.onnx, and a new int8 encoder keeps it."""
+    """The version covers encoder.onnx and decoder.onnx alone, so it does not change with the int8 encoder."""
     with serving(settings(variant=variant)) as client:
         (tiny,) = client.get("/models").json()["models"]
     assert tiny["graphs"] == {file: hashlib.sha256((TINY / file).read_bytes()).hexdigest() for file in (encoder, "decoder.onnx")}

@@ -38,13 +38,13 @@ def ink(mask: str, digit: str) -> drawings.Mask:
 
 
 def drawn(mask: str, style: str, digit: str) -> Image.Image:
-    """The same drawing for a digit and a pen, whatever the style."""
+    """Draws a digit in a style; for a digit and a pen, the strokes are the same in every style."""
     return drawings.STYLES[style](ink(mask, digit), generator(mask, style, digit))
 
 
 @cache
 def taken(mask: str, style: str, digit: str) -> Array:
-    """What the network gets of it."""
+    """What the network gets of that drawing."""
     image = images.prepare(drawn(mask, style, digit), SHAPE, normalise=True)
     image.setflags(write=False)
     return image
@@ -63,7 +63,7 @@ def pens(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Array]:
     """What the network gets of the pen's digits in each style, (10, 1, 28, 28)."""
 
     def make(file: Path) -> None:
-        with file.open("wb") as opened:  # of a name alone np.save makes another
+        with file.open("wb") as opened:  # given a name, np.save would append .npy
             np.save(opened, [[taken("pen", style, digit) for digit in DIGITS] for style in drawings.STYLES])
 
     return dict(zip(drawings.STYLES, np.load(made_once("pens", make, tmp_path_factory)), strict=True))
@@ -76,7 +76,7 @@ def middle(image: Array) -> tuple[float, float]:
 
 @pytest.mark.parametrize("style", drawings.STYLES)
 def test_every_style_comes_out_as_plain_ink_would(pens: dict[str, Array], style: str) -> None:
-    """Nobody needs a network to see this: the picture is the one that black on white gives, a pixel to and fro."""
+    """It takes no network to see this: the result is that of black on white, give or take a pixel."""
     pairs = zip(pens["black on white"], pens[style], strict=True)
     alike = [float(np.corrcoef(plain.ravel(), image.ravel())[0, 1]) for plain, image in pairs]
     assert np.median(alike) > 0.8
@@ -85,7 +85,7 @@ def test_every_style_comes_out_as_plain_ink_would(pens: dict[str, Array], style:
 
 @pytest.mark.parametrize(("digit", "seed"), [("1", 9), ("1", 18), ("9", 17)])
 def test_squares_are_no_frame_and_no_sheet(digit: str, seed: int) -> None:
-    """Of these, parts of the squares were once read in place of what is written over them."""
+    """In these pictures, parts of the squares were once read instead of what is written over them."""
     rng = np.random.default_rng([int(digit), seed])
     written = drawings.written(digit, rng, width=rng.uniform(0.02, 0.05), side=200)
     step = int(rng.integers(40, 60))
@@ -133,7 +133,7 @@ def test_one_pixel_that_shines_makes_the_others_no_darker() -> None:
 
 def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged() -> None:
     inked = drawings.scaled(drawings.written("3", generator("clear")), 40) > 0.5
-    levels = np.where(inked, 0, 1).astype(np.uint8)  # nobody would see it but for the paper's being transparent
+    levels = np.where(inked, 0, 1).astype(np.uint8)  # the ink is visible only because the paper is transparent
     for picture in (levels, np.kron(levels, np.ones((4, 4), np.uint8))):
         read = images.read(drawings.encoded(Image.fromarray(picture), transparency=1), 10**6)
         plain = drawings.grey((picture == 0).astype(np.float64), 0.0, 1.0)
@@ -144,7 +144,7 @@ def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged()
 @pytest.mark.parametrize("rim", [2, 6, 14])
 @pytest.mark.parametrize("light", [False, True])
 def test_a_digit_that_is_cut_out_with_some_of_its_paper_is_ink_on_that_paper(rim: int, light: bool) -> None:
-    """A sticker's outline, or what an eraser left of a scan: more of it than of the ink, as the rim grows."""
+    """As of a sticker's outline, or where a scan was cut out: with a wide rim there is more paper than ink."""
     inked = Image.fromarray((drawings.scaled(drawings.written("7", generator("cut")), 160) > 0.5).astype(np.uint8) * 255)
     kept = inked.filter(ImageFilter.MaxFilter(2 * rim + 1))
     levels = inked if light else ImageChops.invert(inked)
@@ -164,7 +164,7 @@ def test_other_networks_get_their_own_shape(shape: tuple[int, int, int]) -> None
 
 
 def test_two_digits_are_left_where_they_lie_or_fitted_together() -> None:
-    """As in the training of networks for two: each in its box of 20 pixels, moved by up to four each way, on 36x36."""
+    """As networks for two are trained: each digit in its box of 20 pixels, moved by up to four each way, on 36x36."""
     frame = np.zeros((36, 36))
     for digit, (top, left) in (("3", (4, 7)), ("7", (11, 9))):
         frame[top : top + 20, left : left + 20] += drawings.scaled(
@@ -187,7 +187,7 @@ def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more
     def prepared(pixels: NDArray[np.uint8], shape: tuple[int, int, int]) -> Array:
         return images.prepare(Image.fromarray(pixels), shape, normalise=True, boxed=False)
 
-    for grey in (small[..., 0], 255 - small[..., 0]):  # it is not asked which is paper
+    for grey in (small[..., 0], 255 - small[..., 0]):  # paper and ink are not told apart
         for picture in (grey, np.kron(grey, np.ones((40, 40), np.uint8))):
             np.testing.assert_allclose(prepared(picture, SHAPE)[0], grey / 255, atol=1e-6)
     coloured = prepared(np.kron(small, np.ones((3, 3, 1), np.uint8)), (3, 28, 28))
@@ -196,7 +196,7 @@ def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more
     np.testing.assert_array_equal(wide, np.repeat([0.0, 1.0, 0.0], [7, 14, 7])[:, None].repeat(28, axis=1))
     dots = Image.fromarray(generator("dots").integers(0, 256, (1000, 900, 3), dtype=np.uint8))
     opaque, plain = (images.prepare(each, (3, 28, 28), True, boxed=False) for each in (dots.convert("RGBA"), dots))
-    np.testing.assert_allclose(opaque, plain, atol=0.005)  # as soon made small, while a pixel is a few bytes
+    np.testing.assert_allclose(opaque, plain, atol=0.005)  # RGBA too is made small early, while a pixel is a few bytes
     black, grey = (images.prepare(each, SHAPE, True, boxed=False) for each in (dots.convert("1"), dots.convert("1").convert("L")))
     np.testing.assert_array_equal(black, grey)
 
@@ -246,7 +246,7 @@ def test_reads_what_a_pen_writes(compact: CapsNet, pens: dict[str, Array]) -> No
     assert sum(right.values()) >= 0.98 * 10 * len(right), right
 
 
-@pytest.mark.parametrize(("mask", "digits"), [("fine pen", "13579"), ("marker", "02468")])  # a line, and holes that it may fill
+@pytest.mark.parametrize(("mask", "digits"), [("fine pen", "13579"), ("marker", "02468")])  # thin lines, and holes that may fill
 def test_reads_what_other_pens_write(compact: CapsNet, mask: str, digits: str) -> None:
     right = {style: read_right(compact, mask, style, digits) for style in drawings.STYLES}
     assert min(right.values()) >= 4, right
@@ -267,13 +267,13 @@ def test_grey_is_the_same_in_one_channel_in_three_and_in_three_that_differ_by_a_
 
 @pytest.mark.parametrize(("mask", "digits"), [("font", "23579"), ("bold font", "04689")])
 def test_reads_fonts(compact: CapsNet, mask: str, digits: str) -> None:
-    """All but the font's 1: with a flag and no foot it is a 7 to a network that has seen MNIST alone."""
+    """All but the font's 1: with a flag and no foot it is a 7 to a network that was trained on MNIST alone."""
     right = {style: read_right(compact, mask, style, digits) for style in drawings.STYLES}
     assert sum(right.values()) >= 0.96 * len(digits) * len(right), right
 
 
 def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
-    """Strokes as wide as the holes they leave: thinned evenly, not by a square, they look like digits."""
+    """Strokes as wide as the holes between them look like digits if they are thinned evenly, and not by a square."""
     masks = [drawings.written(digit, generator("thick", digit, more), width=0.3) for more in "abc" for digit in DIGITS]
     pictures = prepared(drawings.grey(mask, 0.0, 1.0) for mask in masks)
     seen = compact.perceive(pictures, np.ones(len(pictures), bool))
@@ -369,7 +369,7 @@ ZEROS: dict[str, Around] = {
 
 
 def _zero_around(inside: Around, half: int = 165, outline: str = "ellipse") -> Image.Image:
-    """A 0 as some write it, lest it be taken for an O."""
+    """A 0 with something in it, as some write it to tell it from an O."""
     canvas = Image.new("L", (480, 480))
     draw = ImageDraw.Draw(canvas)
     getattr(draw, outline)([240 - half, 60, 240 + half, 420], outline=255, width=24)
@@ -403,7 +403,7 @@ def test_where_two_digits_are_looked_for_a_zero_around_a_one_is_no_frame() -> No
 
 
 def _cells_cut_to_their_lines(digit: str) -> Image.Image:
-    """A row of three, the middle one written in; the picture ends where the lines do."""
+    """A row of three cells with a digit in the middle one; the picture ends where the lines do."""
     page = np.pad(drawings.cropped(drawings.written(digit, generator("cells", digit), width=0.05)), 40)
     high, wide = page.shape
     row = np.pad(page, ((0, 0), (wide // 2, wide // 2)))
@@ -420,7 +420,7 @@ def _boxed_twice(digit: str) -> Image.Image:
 
 
 def _boxed_far_away(digit: str) -> Image.Image:
-    """A box so small on its page, and so wide around the digit, that a closer look sees parts of it."""
+    """A box that is so small on its page, and so far from the digit, that a closer look still shows parts of it."""
     mask = drawings.scaled(ink("pen", digit), 150)
     written = drawings.cropped(mask)
     edge = round(0.45 * max(written.shape))
@@ -429,7 +429,7 @@ def _boxed_far_away(digit: str) -> Image.Image:
 
 
 def _drawn_around(digit: str, size: tuple[int, int], *frames: Around) -> Image.Image:
-    """120 pixels high in the middle of a page of that size."""
+    """A digit 120 pixels high in the middle of a page of that size, with frames."""
     canvas = Image.new("L", size)
     for frame in frames:
         frame(ImageDraw.Draw(canvas))
@@ -478,7 +478,7 @@ def test_what_is_in_a_frame_is_read(compact: CapsNet, framed: Callable[[str], Im
 
 
 def test_a_card_among_cards_is_read_as_the_card_that_it_is(compact: CapsNet) -> None:
-    """Beyond its edge there is paper again, and more of it than of the desk."""
+    """Beyond the card's edge there is paper again, and more of it than of the desk."""
     card = 0.95 - 0.85 * drawings.scaled(ink("pen", "5"), 300)
     row = np.pad(card, ((40, 40), (20, 20)), constant_values=0.2)
     row = np.pad(row, ((0, 0), (90, 90)), constant_values=0.95)
@@ -509,7 +509,7 @@ def _apart(*strokes: list[tuple[float, float]]) -> Image.Image:
 
 
 def test_a_foot_that_came_off_is_no_underline(compact: CapsNet) -> None:
-    """The 2's, by three pixels; without it there would be a 7."""
+    """The foot of a 2, three pixels off; without it there would be a 7."""
     angles = np.radians(np.linspace(-160, 40, 24))
     body = [(120 + 45 * np.cos(angle), 80 + 42 * np.sin(angle)) for angle in angles]
     foot = [(56.0, 209.0), (190.0, 209.0)]
@@ -517,19 +517,19 @@ def test_a_foot_that_came_off_is_no_underline(compact: CapsNet) -> None:
 
 
 def test_a_bar_above_is_no_underline(compact: CapsNet) -> None:
-    """The 7's, for one, which did not quite meet its leg."""
+    """For example a 7's, which does not quite meet its leg."""
     assert labels(compact, prepared([_apart([(40, 40), (200, 40)], [(150, 62), (110, 205)])])).tolist() == [7]
 
 
 def test_a_foot_as_wide_as_its_digit_is_no_underline_however_far_away() -> None:
-    """A line reaches beyond what is above it."""
+    """An underline reaches further beyond what is above it."""
     body, foot = [(80.0, 40.0), (160.0, 40.0), (80.0, 160.0), (160.0, 160.0)], [(70.0, 200.0), (170.0, 200.0)]
     both, alone = prepared([_apart(body, foot), _apart(body)])
     assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.9
 
 
 def test_what_is_open_to_one_side_is_no_frame() -> None:
-    """To most of it."""
+    """That is, open along most of that side."""
     three = [(20.0, 20.0), (220.0, 20.0), (220.0, 220.0), (20.0, 220.0), (20.0, 140.0)]
     inside = [(100.0, 70.0), (140.0, 70.0), (120.0, 170.0)]
     both, alone = prepared([_apart(three, inside), _apart(inside)])
@@ -570,7 +570,7 @@ def test_what_has_nothing_on_it_is_what_there_is_to_see(picture: Callable[[], Im
     assert 0.1 < ink.mean() < 0.6
 
 
-# The light on a page, whether it lies on a desk, how high a digit's mask is, as a part of the page, and how many must be read.
+# The light on a page, whether it lies on a desk, the height of a digit's mask as a part of the page, and how many must be read.
 PAGES: dict[str, tuple[Callable[[NDArray[np.float64], NDArray[np.float64]], NDArray[np.float64]], bool, float, int]] = {
     "even light": (lambda x, y: np.ones_like(x), False, 0.04, 10),
     "a lamp": (lambda x, y: 0.75 + 0.2 * x - 0.1 * y * y, False, 0.04, 10),
@@ -627,7 +627,7 @@ def test_reads_them_however_enlarged(compact: CapsNet, how: str) -> None:
 def test_untouched_mnist_loses_nothing(compact: CapsNet, mnist: Digits, seen: Perception) -> None:
     plain, auto = mnist.images[:, None] / np.float32(255), prepared(map(Image.fromarray, mnist.images))
     answers = seen.lengths.argmax(axis=1)
-    changed = (plain != auto).any(axis=(1, 2, 3))  # of the others the network cannot say anything else
+    changed = (plain != auto).any(axis=(1, 2, 3))  # for the others the network's answer is the same
     without = float((answers == mnist.labels).mean())
     answers[changed] = labels(compact, auto[changed])
     within = float((answers == mnist.labels).mean())

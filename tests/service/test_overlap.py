@@ -28,7 +28,7 @@ SHAPE = (1, 36, 36)
 
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
-    """A server of the shipped models; tests ask for this one by its name."""
+    """A server of the shipped models; tests ask for `overlap` by its name."""
     settings = Settings(models=MODELS, port=0, linger=0.0)
     nets = catalogue.load(settings)
     assert nets["overlap"].manifest.max_objects == 2
@@ -72,7 +72,7 @@ def test_two_drawn_digits_come_apart(client: httpx.Client) -> None:
 
 
 def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
-    """A ring, and beside it a stroke."""
+    """One drawing shows a ring, the other a stroke."""
     objects = seen(client, written_over("0", "1", np.random.default_rng(0)))
     assert labels(objects) == {"0", "1"}
     zero, one = (next(each for each in objects if each["label"] == label) for label in ("0", "1"))
@@ -81,7 +81,7 @@ def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
     middle = hole[rows[0] : rows[-1] + 1][len(rows) // 2]
     assert np.ptp(np.flatnonzero(middle > 0.5)) > 6  # the two sides of a ring
     columns = np.flatnonzero(stroke.max(axis=0) > 0.5)
-    assert len(columns) < 10  # of a 1
+    assert len(columns) < 10  # as narrow as a 1
 
 
 def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client, mnist: Digits) -> None:
@@ -98,7 +98,7 @@ def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client, mnis
 
 
 def test_pairs_of_mnist_elsewhere_on_a_sheet_come_apart(mnist: Digits) -> None:
-    """`pytest -s` tells how many, and of how many as they were."""
+    """`pytest -s` prints for how many pairs that is so, and for how many before they were moved."""
     net = catalogue.opener(Settings())(bundle.read(MODELS / "overlap"))
     rng = np.random.default_rng(0)
     pairs: list[Array] = []
@@ -129,7 +129,7 @@ def test_pairs_of_mnist_elsewhere_on_a_sheet_come_apart(mnist: Digits) -> None:
 
 
 def test_drift_is_measured_on_what_its_references_are_of(client: httpx.Client) -> None:
-    """Of two objects the second longest capsule: the longest alone would look like drift on pictures as usual."""
+    """With two objects that is the second longest capsule: the longest would look like drift on usual pictures."""
 
     def total() -> float:
         return samples(client)["capserve_winner_length_sum", "overlap"]

@@ -1,4 +1,4 @@
-"""How long a queue is, by what its pieces took: one that took long is no rule, and before one is done nobody knows."""
+"""How long a queue takes, judged by its pieces: a single slow one does not decide, and before the first nothing is known."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ def test_every_flipped_letter_is_noticed(net: CapsNet) -> None:
 
 
 def test_another_spelling_of_the_same_bytes_is_noticed(net: CapsNet) -> None:
-    """Base64 leaves bits over at its end, and Python reads letters that base64url has not."""
+    """Base64 has unused bits at its end, and Python accepts letters that base64url does not have."""
     tokens = [pose.encode(Pose(label, VALUES[:5]), net.manifest) for label in range(100)]
     token = next(token for token in tokens if "-" in token and "_" in token)
     last = {"A": "B", "Q": "R", "g": "h", "w": "x"}[token[-1]]

@@ -47,7 +47,7 @@ def test_a_data_uri_is_read_as_its_standard_has_it(client: httpx.Client, seven: 
 
 
 def test_no_name_is_no_models(client: httpx.Client, seven: bytes) -> None:
-    """As of a shell's variable that is not set."""
+    """As from a shell variable that is not set."""
     assert client.post("/predict?model=", content=seven).status_code == 404
     assert client.get("/reconstruct?model=&label=7").status_code == 404
 
@@ -182,7 +182,7 @@ def test_after_a_small_picture_that_took_long_the_crew_decodes_the_next(
 
     monkeypatch.setattr(images, "prepare", slow_at_first)
     monkeypatch.setattr(brevity, "AVOIDED", 2)
-    monkeypatch.setattr(brevity, "LONG", 0.5)  # a slow machine's
+    monkeypatch.setattr(brevity, "LONG", 0.5)  # enough for a slow machine
     with serving(settings(), nets) as client:
         assert client.post("/predict/batch", files=[("file", small)] * 5).status_code == 200
     assert threads == [False, True, True, False, False]
@@ -220,14 +220,14 @@ def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], s
 
 
 def test_a_batch_past_its_deadline_blames_no_picture(nets: dict[str, CapsNet]) -> None:
-    photo = encoded(drawn("7", 1_000))  # for the crew
+    photo = encoded(drawn("7", 1_000))  # large enough for the crew
     with serving(settings(deadline=1e-6), nets) as client:
         answer = client.post("/predict/batch", files=[("file", photo), ("file", photo)])
         assert (answer.status_code, answer.json()["detail"][:12]) == (504, "the deadline")
 
 
 class Slow:
-    """An encoder that takes its time."""
+    """A graph that takes `seconds` longer."""
 
     def __init__(self, encoder: object, seconds: float = 0.05) -> None:
         self._encoder, self._seconds = encoder, seconds
@@ -241,7 +241,7 @@ class Slow:
 
 
 def test_the_queue_is_told_while_it_waits(net: CapsNet, seven: bytes) -> None:
-    """What autoscaling goes by."""
+    """Autoscaling goes by this metric."""
     chosen = settings(max_batch=1)
     with serving(chosen, {"tiny": replace(net, encoder=Slow(net.encoder))}) as client, ThreadPoolExecutor(1) as pool:
         asked = pool.submit(client.post, "/predict/batch", files=[("file", seven)] * 40)
@@ -268,7 +268,7 @@ def test_the_time_of_a_request_of_several_batches_is_that_of_all(net: CapsNet, s
 def test_large_pictures_are_decoded_side_by_side_and_normalised_in_turn(
     nets: dict[str, CapsNet], seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two threads that fight for Python's lock take longer than one; a decoder needs no lock."""
+    """Two threads that compete for the GIL take longer than one; a decoder does not need it."""
     most = {"read": 0, "prepare": 0}
 
     def watched(name: str) -> None:

@@ -1,4 +1,4 @@
-"""Requests as bytes on a connection: what a head may be, and what comes of an offer to speak something else."""
+"""Requests as bytes on a connection: what a head may be, and what becomes of an offer to speak another protocol."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def server() -> Iterator[Process]:
 
 
 def said(server: Process | int, *parts: bytes, pause: float = 0.0) -> bytes:
-    """All that the server, or that on this port, says on a connection, until it closes it."""
+    """Sends these parts to the server, or to the one on this port; returns all it says until it closes the connection."""
     port = server if isinstance(server, int) else server.port
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         for part in parts:
@@ -65,7 +65,7 @@ def head(size: int) -> bytes:
 
 
 def test_requests_that_come_before_their_turn_take_no_memory(server: Process) -> None:
-    """However many are sent at once; all are answered, and what came with them in pieces too."""
+    """However many are sent at once, all are answered, and so is the last, whose bytes arrive in pieces."""
     many, last = 15_000, PREDICT.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     before = server.resident_megabytes()
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
@@ -91,7 +91,7 @@ def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
 
 
 def test_the_last_of_many_brings_its_body_however_late_its_turn(server: Process) -> None:
-    """It closes the connection, and its body is what is not read before."""
+    """The last closes the connection, and its body is what has not been read when its turn comes."""
     last = request("/predict?normalise=none", bytes(5 * MOST_HEAD)).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     for before in (17, 40, 90):
         assert statuses(said(server, GET * before + last)) == [*[200] * before, 415]
@@ -106,17 +106,17 @@ def test_a_head_has_so_many_headers_at_most(server: Process) -> None:
 
 
 def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(server: Process) -> None:
-    """A client that waits for leave to send (curl does, above a megabyte) never has to."""
+    """A client that waits for 100 Continue (curl does, above a megabyte) never has to send it."""
     for path in ("/predict", "/predict/batch", "/v2/models/tiny/infer"):
         announced = request(path, b"").replace(b"Content-Length: 0", b"Content-Length: 99999999")
         with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
             connection.sendall(announced)
-            assert statuses(connection.recv(65_536)) == [413], path  # and no 408, for which it would have waited
+            assert statuses(connection.recv(65_536)) == [413], path  # no 408, which comes only after a wait
 
 
 @pytest.mark.parametrize(("path", "megabytes", "status"), [("/predict", 30, 413), ("/predict?model=nope", 9, 404)])
 def test_who_sends_all_before_reading_learns_why_it_is_refused(server: Process, path: str, megabytes: int, status: int) -> None:
-    """As Python's urllib does, which has the connection closed after each answer."""
+    """As Python's urllib does, which asks that the connection be closed after each answer."""
     sent = request(path, bytes(megabytes << 20)).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     answer = said(server, sent)
     assert statuses(answer) == [status]
@@ -144,7 +144,7 @@ def test_an_address_may_name_its_host_and_no_path(server: Process, rest: str, st
 
 
 def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
-    """Before the answer, and once."""
+    """100 Continue comes before the answer, and once."""
     start, _, body = PREDICT.partition(b"\r\n\r\n")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(start + b"\r\nExpect: 100-continue\r\nConnection: close\r\n\r\n")
@@ -154,7 +154,7 @@ def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
 
 
 def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: Process) -> None:
-    """Nobody knows whether the body still comes: what comes next may be that, or another request."""
+    """Nobody knows whether the body still comes: the next bytes may be that body, or another request."""
     start = PREDICT.replace(b"/predict?", b"/predict?model=none&").partition(b"\r\n\r\n")[0]
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(start + b"\r\nExpect: 100-continue\r\n\r\n")
@@ -164,7 +164,7 @@ def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: 
 
 
 def test_a_body_in_tiny_pieces_is_read(server: Process) -> None:
-    """As a writer of JSON sends it that streams, number by number."""
+    """As a streaming writer of JSON sends it, number by number."""
     start = request("/v2/models/tiny/infer", b"", "application/json").replace(
         b"Content-Length: 0", b"Connection: close\r\nTransfer-Encoding: chunked"
     )
@@ -181,7 +181,7 @@ def test_what_is_wrong_with_the_rest_of_a_body_is_no_second_answer(server: Proce
 
 
 def test_a_length_may_begin_with_noughts(server: Process) -> None:
-    """However many: Python makes no number of thousands of digits."""
+    """However many: Python converts no text of thousands of digits to a number."""
     start = PREDICT.replace(b"Content-Length: ", b"Connection: close\r\nContent-Length: " + b"0" * 5_000, 1)
     assert statuses(said(server, start)) == [200]
 
@@ -203,7 +203,7 @@ def test_headers_without_end_are_not_kept(server: Process) -> None:
 
 
 def test_a_transfer_coding_that_is_not_chunked_alone_is_refused(server: Process) -> None:
-    """What a proxy before us makes of such a body may be another than we."""
+    """A proxy in front of us may read such a body differently."""
     for coding in (b"gzip, chunked", b"chunked, gzip", b"gzip"):
         head = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: " + coding)
         answer = said(server, head + b"0\r\n\r\n")
@@ -217,7 +217,7 @@ def test_trailers_have_the_same_limit(server: Process) -> None:
 
 
 def test_trailers_are_no_headers(server: Process) -> None:
-    """They come after the head was believed: a key, say, or a length."""
+    """They come after the head has been acted on, and could hold a key, say, or a length."""
     start = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
     answer = said(server, start + b"0\r\nX-Request-ID: behind\r\n\r\n")
     assert statuses(answer) == [200]
@@ -262,7 +262,7 @@ def test_what_is_wrong_behind_a_good_request_does_not_take_its_answer(server: Pr
 
 
 def test_what_is_wrong_with_a_body_is_told_when_its_turn_comes(server: Process) -> None:
-    """And once, and at once: nobody waits for the rest of it."""
+    """It is told once, and at once: nobody waits for the rest of the body."""
     before = server.metric('capserve_rejections_total{reason="TooSlow"}')
     began = time.monotonic()
     chunked = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nX-Request-ID: mine\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n"
@@ -354,7 +354,7 @@ def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: by
     assert told in json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
 
 
-PICTURES = 500  # of which the answer, in JSON, is larger than what the kernel takes for a client that does not read
+PICTURES = 500  # their answer, in JSON, is larger than what the kernel buffers for a client that does not read
 
 
 def inference() -> bytes:
@@ -372,7 +372,7 @@ def announced(answer: bytes) -> int:
 
 
 def narrow(port: int | None) -> socket.socket:
-    """A connection that takes little for a client who has not read it."""
+    """A connection that buffers little of what its client has not read."""
     connection = socket.socket()
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)
     connection.settimeout(10)
@@ -395,7 +395,7 @@ def test_who_does_not_read_is_cut_off(server: Process) -> None:
 
 def test_who_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> None:
     with conftest.serving(conftest.settings(), nets) as client, narrow(client.base_url.port) as connection:
-        connection.sendall(inference() + PREDICT)  # whose answer waits for the first one to be read
+        connection.sendall(inference() + PREDICT)  # the second answer waits until the first is read
         until(lambda: samples(client)["capserve_batch_images_sum", "encoder", "tiny"] == PICTURES + 1)
         until(lambda: samples(client)["capserve_body_bytes",] == 0, seconds=3)
         assert samples(client)["capserve_unread_bytes",] > 1_000_000
@@ -452,14 +452,14 @@ def test_who_reads_slowly_gets_all(server: Process) -> None:
         connection.sendall(last)
         while data := connection.recv(1 << 17):
             got += data
-            time.sleep(len(data) / 3.5e6)  # seconds in all, of which the patience is one
+            time.sleep(len(data) / 3.5e6)  # takes seconds in all, and the patience is one
     assert len(got.partition(b"\r\n\r\n")[2]) == announced(bytes(got))
 
 
 def test_an_idle_connection_is_not_closed_under_the_next_request(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whose head had begun when the answer before it was given."""
+    """The head of the next request had begun when the answer before it was sent."""
 
     def hasty(app: FastAPI, settings: Settings) -> uvicorn.Config:
         config = uvicorns.configured(app, settings)
@@ -482,7 +482,7 @@ def test_http_1_0_needs_no_host(server: Process) -> None:
 
 
 def test_a_refusal_is_counted_once_however_long_the_client_stays() -> None:
-    """Also where patience is shorter than the time in which a refused client may read why."""
+    """Also where patience is shorter than the time that a refused client has to read why."""
     with process(patience=0.2) as hasty, socket.create_connection(("127.0.0.1", hasty.port), timeout=10) as connection:
         connection.sendall(head(MOST_HEAD + 1))
         assert statuses(connection.recv(65_536)) == [431]
@@ -571,7 +571,7 @@ def test_a_name_is_not_of_the_request_before(server: Process) -> None:
 
 
 class Heard(logging.Handler):
-    """Each record's first words, under the name that the logs' own formatter would give it."""
+    """Collects each record's first words, with the request id that the log's formatter would give it."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -618,13 +618,13 @@ def _ended(port: int, sent: bytes, reset: bool) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(sent)
         assert connection.recv(65_536)
-        if reset:  # as a client closes that has not read all, and many a probe
+        if reset:  # as a client does that has not read everything, and many probes
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 @pytest.fixture(scope="module")
 def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
-    """The port of a server that nobody else asks."""
+    """The port of a server that gets no other requests."""
     with conftest.serving(conftest.settings(), nets) as client:
         client.close()
         assert client.base_url.port is not None
@@ -643,7 +643,7 @@ def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
     ],
 )
 def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(lonely: int, sent: bytes, reset: bool) -> None:
-    """Which looks through what is old after some thousand of them, each with up to 190 KB of heads and unread bodies."""
+    """The collector would run only after some thousand of them, each with up to 190 KB of heads and unread bodies."""
     others = _objects(Protocol)  # of servers that other tests use
     gc.disable()
     try:

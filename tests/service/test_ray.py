@@ -37,8 +37,8 @@ KEY = {"X-API-Key": "sesame"}
 OF_ITS_OWN = {"x-request-id", "server-timing", "date", "server"}  # headers that differ by nature
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # of 5 a busy machine needs more, and the proxy would be killed
-    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # or one proxy would ask the other node only when its own is full
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # with the usual 5, a busy machine's proxy would be killed
+    "RAY_SERVE_PROXY_PREFER_LOCAL_NODE_ROUTING": "0",  # or the proxy would ask the other node only when its own is full
 }
 
 
@@ -49,7 +49,7 @@ class Cluster:
         self.address, self.url = address, url
 
     def run(self, *arguments: str, **settings: object) -> subprocess.CompletedProcess[str]:
-        """`serve run`, which ends when all replicas are at work."""
+        """Runs `serve run`, which ends when all replicas are at work."""
         with self.running(*arguments, stderr=subprocess.PIPE, **settings) as popen:
             _, said = popen.communicate(timeout=300)
         return subprocess.CompletedProcess(popen.args, popen.returncode, stderr=said.decode())
@@ -107,7 +107,7 @@ def plain(folder: Path) -> Iterator[httpx.Client]:
 
 
 def series(client: httpx.Client, name: str, label: str = "") -> dict[str, float]:
-    """A metric by replica, added up over its other labels."""
+    """Returns a metric by replica, summed over its other labels."""
     found: dict[str, float] = {}
     for line in client.get("/metrics").text.splitlines():
         if line.startswith(name) and label in line:
@@ -128,7 +128,7 @@ def requests(token: str) -> list[tuple[str, str, dict[str, Any]]]:
     pixels = {"name": "images", "shape": [1, 1, 28, 28], "datatype": "FP32", "data": [0.5] * 784}
     return [
         ("GET", "/", {}),
-        ("GET", "/docs", {"headers": {"Host": "digits"}}),  # which names the place it was found at
+        ("GET", "/docs", {"headers": {"Host": "digits"}}),  # which names the address it was found at
         ("GET", "/openapi.json", {}),
         ("GET", "/healthz", {}),
         ("GET", "/readyz", {}),
@@ -161,7 +161,7 @@ def requests(token: str) -> list[tuple[str, str, dict[str, Any]]]:
 
 def test_every_answer_is_the_plain_servers(client: httpx.Client, plain: httpx.Client) -> None:
     token = plain.post("/predict", files={"file": encoded(drawn("7"))}).json()["objects"][0]["pose"]
-    for _ in range(3):  # whichever replica it falls to
+    for _ in range(3):  # whichever replica answers
         for (method, path, what), (_, _, same) in zip(requests(token), requests(token), strict=True):  # a body can be read once
             assert answer(client, method, path, **what) == answer(plain, method, path, **same), (method, path)
     asked = series(client, "capserve_requests_total")
@@ -215,7 +215,7 @@ def test_work_for_clients_that_left_is_not_done(client: httpx.Client) -> None:
         async with httpx.AsyncClient(base_url=client.base_url, headers=KEY, timeout=60) as leaving:
             asking = [asyncio.create_task(leaving.post("/predict", files={"file": large})) for _ in range(8)]
             while not await asyncio.to_thread(lambda: sum(series(client, "capserve_body_bytes").values())):
-                await asyncio.sleep(0.05)  # the proxy has them whole before a replica sees any
+                await asyncio.sleep(0.05)  # the proxy reads bodies to the end before a replica sees any
             for each in asking:
                 each.cancel()
             await asyncio.gather(*asking, return_exceptions=True)
@@ -248,7 +248,7 @@ def test_an_update_loses_no_request(client: httpx.Client, cluster: Cluster, fold
         finally:
             stop.set()
     for each in clients:
-        each.result()  # a connection that was cut is a request lost
+        each.result()  # raises if a connection was cut, which is a lost request
     assert done.returncode == 0, done.stderr
     after = series(client, "capserve_ready")
     assert before.isdisjoint(after), "expected other replicas, found the same"
@@ -276,7 +276,7 @@ def test_a_gpu_that_does_not_work_is_not_replaced_by_the_cpu(client: httpx.Clien
 
 
 def refused(client: httpx.Client, cluster: Cluster, sentence: str, *arguments: str, models: Path) -> None:
-    """An update that fails for the reason given, while what was there goes on."""
+    """Runs an update that must fail with this sentence, while the old replicas keep answering."""
     said = models.parent / "said.txt"
     with said.open("wb") as file, cluster.running(*arguments, models=models, stderr=file) as updating:
         try:

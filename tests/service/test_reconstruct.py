@@ -66,7 +66,7 @@ def test_a_label_draws_its_prototype_at_the_size_asked_for(client: httpx.Client)
 
 
 def test_as_label_draws_another_class_in_the_same_hand(client: httpx.Client, token: str, net: CapsNet) -> None:
-    """What the pose differs by from its class's mean goes along to the other class."""
+    """The pose's difference from the mean of its class is carried over to the other class."""
     found = pose.decode(token, net.manifest)
     prototypes = np.float32(net.manifest.prototypes)
     expected = net.reconstruct((found.values - prototypes[found.label] + prototypes[2])[None], np.array([2]))
@@ -180,11 +180,11 @@ def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch
     refused = client.get("/reconstruct?size=101")
     assert refused.status_code == 422
     assert refused.json()["detail"].startswith("10 drawings of size 101 are more than 100,000 pixels")
-    assert client.get("/reconstruct?size=101", headers=AS_JSON).status_code == 200  # whose size is the model's
+    assert client.get("/reconstruct?size=101", headers=AS_JSON).status_code == 200  # JSON has the model's own size
 
 
 def test_a_sheet_of_more_drawings_than_may_wait_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a network of a hundred pose dimensions would have it."""
+    """As with a network of a hundred pose dimensions."""
     monkeypatch.setattr("service.routes.reconstruct.MOST_DRAWINGS", 20)
     assert client.get("/reconstruct/sweep?label=7&dim=1&dim=2&steps=10").status_code == 200
     refused = client.get("/reconstruct/sweep?label=7&dim=1&dim=2&steps=11")
@@ -210,7 +210,7 @@ def test_a_copy_is_known_by_any_tag_of_the_list(client: httpx.Client, form: str)
         assert client.get(path, headers={"If-None-Match": form.format(tag)}).status_code == 304
     lines = [("If-None-Match", '"other"'), ("If-None-Match", etag)]
     assert client.get(path, headers=lines).status_code == 304
-    assert client.get(path, headers={"If-None-Match": etag.replace('"', "")}).status_code == 200  # no tag has no quotes
+    assert client.get(path, headers={"If-None-Match": etag.replace('"', "")}).status_code == 200  # a tag has quotes
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, pa
     assert answer.headers["Content-Type"] == "application/problem+json"
     assert told in answer.json()["detail"]
     assert answer.json()["status"] == 422
-    assert client.get(path, headers={"If-None-Match": "*"}).status_code == 422  # nobody can have what cannot be drawn
+    assert client.get(path, headers={"If-None-Match": "*"}).status_code == 422  # no client can have what cannot be drawn
 
 
 def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, token: str, net: CapsNet) -> None:
@@ -296,7 +296,7 @@ def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, to
 def test_large_sheets_are_refused_where_they_would_wait_too_long_to_be_written(
     client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before they are drawn; a client's own copy, pixels and small sheets need nobody to write them."""
+    """That is before they are drawn. A copy that the client has, pixels in JSON and small sheets do not need the crew."""
     etag = client.get("/reconstruct?size=1024").headers["ETag"]
 
     def full(crew: Crew) -> None:

@@ -43,7 +43,7 @@ def test_beyond_so_many_a_second_each_is_held_back_and_none_for_long(monkeypatch
 
 @pytest.mark.parametrize("refusing", ["crew", "bodies"], ids=["by its route", "before it has one"])
 def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others' pictures would find none."""
+    """Otherwise none would be left for others' pictures."""
 
     async def body() -> AsyncIterator[bytes]:
         for _ in range(LARGE >> 20):
@@ -84,7 +84,7 @@ def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet
 def test_a_busy_server_tells_probes_that_it_is_ready_all_the_same(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else what watches over it would take it out just when it is needed."""
+    """Otherwise whatever watches it would take it out of rotation just when it is needed."""
 
     def busy() -> None:
         raise Busy("others' bodies fill the memory", "bodies")

@@ -45,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keyed(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client]:
-    """With a deadline of a second, or another that a test asks for; nobody is sent away before."""
+    """A server with a deadline of a second, or another that a test asks for, and with no shorter limit on waiting."""
     deadline = getattr(request, "param", 1.0)
     chosen = settings(api_key="sesame", deadline=deadline, max_wait=deadline).model_copy(update={"models": folder})
     with serving(chosen) as client:
@@ -56,7 +56,7 @@ def keyed(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client
 def test_folders_that_are_put_aside_are_not_looked_into(folder: Path, keyed: httpx.Client) -> None:
     for aside in ("_before", ".old"):
         shutil.copytree(folder / "tiny", folder / aside)
-    (folder / "lost+found").mkdir()  # as in a volume of its own
+    (folder / "lost+found").mkdir()  # as at the top of a volume
     assert reloaded(keyed) == {"tiny": "unchanged"}
 
 
@@ -109,7 +109,7 @@ def test_every_path_asks_the_model_that_is_named(keyed: httpx.Client, folder: Pa
 
 
 def test_a_drawing_of_the_old_model_is_not_taken_for_the_new_ones(keyed: httpx.Client, folder: Path) -> None:
-    """New prototypes alone keep the version, which names the graphs, and draw another picture."""
+    """New prototypes do not change the version, which covers only the graphs, and yet they change the drawing."""
     before = keyed.get("/reconstruct?label=7")
     manifest = folder / "tiny" / "manifest.json"
     values = json.loads(manifest.read_text())
@@ -134,7 +134,7 @@ def test_a_folder_whose_name_is_no_text_is_told_as_any_other(keyed: httpx.Client
 
 
 def test_another_default_is_told(keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    """Whoever names no model is answered otherwise from then on."""
+    """From then on another model answers requests that name none."""
     renewed(folder / "other", "a model that was not there")
     reloaded(keyed)
     assert keyed.post("/predict", content=seven).json()["model"] == "other"
@@ -176,7 +176,7 @@ def test_what_is_not_sound_changes_nothing(
 
 @pytest.mark.parametrize("target", ["nowhere", "tiny"])
 def test_a_link_that_leads_nowhere_is_no_model_taken_away(target: str, keyed: httpx.Client, folder: Path, seven: bytes) -> None:
-    """As where what it leads to is being copied, or was not mounted; or leads to itself."""
+    """As when its target is being copied or is not mounted, or when it leads to itself."""
     shutil.rmtree(folder / "tiny")
     (folder / "tiny").symlink_to(folder / target)
     answer = keyed.post("/models/reload")
@@ -188,7 +188,7 @@ def test_a_link_that_leads_nowhere_is_no_model_taken_away(target: str, keyed: ht
 def test_a_model_that_does_not_run_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its files are sound, and the runtime fails on it."""
+    """Its files are sound, but the runtime fails on it."""
 
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
@@ -204,7 +204,7 @@ def test_a_model_that_does_not_run_changes_nothing(
     assert versions(keyed) == before
     assert keyed.post("/predict", content=seven).status_code == 200
     assert keyed.get("/readyz").status_code == 200
-    assert reloaded(keyed) == {"tiny": "replaced"}  # when it does
+    assert reloaded(keyed) == {"tiny": "replaced"}  # once it runs
 
 
 def test_a_reload_that_hangs_is_told_and_the_next_has_its_turn(
@@ -227,7 +227,7 @@ def test_a_reload_that_hangs_is_told_and_the_next_has_its_turn(
 
 
 def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As Ray's proxy does where the client has left."""
+    """As Ray's proxy cancels it when the client has left."""
     warming, over = threading.Event(), threading.Event()
     chosen = settings().model_copy(update={"models": folder})
 
@@ -240,7 +240,7 @@ def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch:
         monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warming.set() or over.wait(20))
         reload = asyncio.create_task(served.reload())
         await asyncio.to_thread(warming.wait, 10)
-        assert runners() - before  # of those, some may still be on their way out
+        assert runners() - before  # some of those before may still be ending
         reload.cancel()
         with pytest.raises(asyncio.CancelledError):
             await reload
@@ -260,7 +260,7 @@ def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven
 def test_a_folder_that_may_not_be_looked_into_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the kernel tells whoever is not root."""
+    """As the kernel answers users other than root."""
 
     def refusing(look: Callable[..., object]) -> Callable[..., object]:
         def refused(path: Any, *rest: Any, **options: Any) -> object:
@@ -280,7 +280,7 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
 
 
 def test_where_files_have_run_out_their_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not a folder to be named: that is there."""
+    """The message does not ask for another folder: the folder is there."""
 
     def refused(path: Any) -> object:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(path))
@@ -312,7 +312,7 @@ OWN_PAGES: list[dict[str, str]] = [
 
 
 def test_another_sites_page_cannot_have_it_reload(keyed: httpx.Client) -> None:
-    """A browser sends what its user typed as the key along with any page's form."""
+    """With any page's form, a browser sends the key that its user typed."""
     keyed.headers["Content-Type"] = "application/x-www-form-urlencoded"
     for told in OTHERS_PAGES:
         answer = keyed.post("/models/reload", headers=told)
@@ -345,7 +345,7 @@ def test_a_model_that_hangs_while_it_is_replaced_keeps_nobody(
 
 
 def test_a_replaced_model_leaves_memory_at_once(folder: Path, seven: bytes) -> None:
-    """And not when garbage is collected: a full collection is rare."""
+    """It does not wait for the garbage collector, whose full collections are rare."""
     chosen = settings(api_key="sesame", deadline=3.0).model_copy(update={"models": folder})
     nets = catalogue.load(chosen)
     gc.disable()
@@ -363,7 +363,7 @@ def test_a_replaced_model_leaves_memory_at_once(folder: Path, seven: bytes) -> N
         gc.enable()
 
 
-@pytest.mark.parametrize("keyed", [3.0], indirect=True)  # beside other tests clients and server here may wait for a second
+@pytest.mark.parametrize("keyed", [3.0], indirect=True)  # while other tests run, clients and server may wait for a second
 def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     statuses: list[int] = []
     asked = threading.Event()
@@ -380,7 +380,7 @@ def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folde
     for turn in range(3):
         renewed(folder / "tiny", f"turn {turn}")
         assert reloaded(keyed) == {"tiny": "replaced"}
-        time.sleep(1.2)  # the first goes at its deadline, before the last is here
+        time.sleep(1.2)  # so that a replaced model ends while requests still come
     asked.set()
     for each in clients:
         each.join()
@@ -391,7 +391,7 @@ def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folde
 def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Nobody waits for its answer, and asyncio would tell of it when the next one comes."""
+    """Nobody awaits its result, and asyncio would report it only when the next one comes."""
 
     async def full(_: Catalogue) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -413,16 +413,16 @@ def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
 @pytest.fixture(params=[1, 2])
 def started(request: pytest.FixtureRequest, folder: Path) -> Iterator[Process]:
     with process(models=folder, workers=request.param, api_key="sesame") as running:
-        # All of them, or one would find another bundle in the place of that which it loads.
+        # All of them, or one would find its bundle replaced while it loads.
         until(lambda: running.metric("capserve_workers ") == request.param, 30)
         yield running
 
 
 def test_all_processes_take_it_up(started: Process, folder: Path) -> None:
-    """By a signal to the first process, or by a request that one of them gets."""
+    """On a signal to the first process, and on a request to any of them."""
 
     def taken_up() -> bool:
-        """Asked by connections of their own, so that all processes answer some."""
+        """Asks on separate connections, so that every process answers some."""
         wanted = bundle.read(folder / "tiny").manifest.version
         for _ in range(30):
             with reaching(started.url) as client:

@@ -1,4 +1,4 @@
-"""Who asks for metrics takes little of the time that pictures need, however often, and is told of all that was before."""
+"""Scrapes take little of the time that pictures need, however frequent they are, and each sees all that happened before it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.service.conftest import serving, settings
 
 
 class Writer:
-    """Numbers its texts; each takes a moment, and tells when it began and ended."""
+    """Writes numbered texts, which take a moment each, and records when each began and ended."""
 
     def __init__(self, fails: int = 0) -> None:
         self.spans: list[tuple[float, float]] = []

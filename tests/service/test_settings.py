@@ -53,7 +53,7 @@ def test_settings_do_not_change() -> None:
 
 
 def flags(verb: str) -> set[str]:
-    """The settings that are flags of it."""
+    """The settings that are flags of this command."""
     verbs = next(each for each in _parser()._actions if isinstance(each, argparse._SubParsersAction))
     named = set(verbs.choices[verb]._option_string_actions)
     return {name for name in Settings.model_fields if f"--{name.replace('_', '-')}" in named}

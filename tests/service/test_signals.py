@@ -35,7 +35,7 @@ def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven
 
 
 def test_a_hangup_ends_what_a_terminal_runs(tmp_path: Path) -> None:
-    """It was closed; elsewhere a hangup reloads."""
+    """The hangup means that the terminal was closed; elsewhere it reloads."""
     log, (ours, terminal) = tmp_path / "log", os.openpty()
     with log.open("wb") as output:
         command = [*CAPSERVE, "serve", "--port", "0", "--models", str(BUNDLES)]
@@ -131,8 +131,10 @@ def test_ctrl_c_twice_does_not_wait_for_whoever_does_not_let_go(tmp_path: Path) 
 
 
 def test_sigterm_twice_still_loses_nothing(tmp_path: Path, seven: bytes) -> None:
-    """As from a supervisor that is told to stop twice; who presses Ctrl-C twice is in a hurry. Who is connected and asks nothing
-    keeps no server from ending."""
+    """As from a supervisor that is told to stop twice; only a second Ctrl-C means a hurry.
+
+    A connection without a request does not keep the server from ending.
+    """
     with started(tmp_path / "log", "--linger", "0", "--drain", "20") as (process, url):
         host, port = url.removeprefix("http://").split(":")
         address = host, int(port)
@@ -150,8 +152,10 @@ def test_sigterm_twice_still_loses_nothing(tmp_path: Path, seven: bytes) -> None
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, workers: int) -> None:
-    """A process that is so young that it cannot must not die of it, and neither must one of its workers. Without standard input,
-    by which a terminal is known, either."""
+    """A process that is too young to reload must not die of the signal, and neither must its workers.
+
+    Nor may they where standard input, by which a terminal is recognised, is closed.
+    """
     log = tmp_path / "log"
     command = f"exec {sys.executable} -m service serve --port 0 --linger 0 --workers {workers} <&-"
     with launched(log, ["bash", "-c", command]) as process:
@@ -171,14 +175,14 @@ def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path,
 
 
 def test_many_hangups_are_no_more_reloads_than_see_what_is_there(tmp_path: Path) -> None:
-    """And the signal by which a worker has its supervisor hand one on ends nobody who has no workers."""
+    """SIGUSR1, with which a worker asks its supervisor to have all reload, does not end a server without workers."""
     log, told = tmp_path / "log", "reloaded: tiny unchanged"
     with started(log) as (process, _):
         process.send_signal(signal.SIGUSR1)
         for _ in range(200):
             process.send_signal(signal.SIGHUP)
-            time.sleep(0.001)  # else the kernel makes one of many
+            time.sleep(0.001)  # else the kernel merges them
         appears(log, told)
         before = log.read_text().count(told)
-        time.sleep(1.5)  # in which there could be ten
+        time.sleep(1.5)  # time enough for ten
         assert log.read_text().count(told) < before + 5

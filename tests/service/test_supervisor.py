@@ -1,4 +1,4 @@
-"""Which worker is replaced when, by a supervisor whose workers are written here."""
+"""When a supervisor replaces which worker; the workers here are fakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A surface through light: found again from its own values, and from most of them."""
+"""A surface fitted to light is found again from its own values, and from most of them."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_what_the_server_could_not_do_is_an_error(received: tuple[str, list[byte
 def test_what_instruments_all_of_a_process_is_told_no_query(
     nets: dict[str, CapsNet], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """FastAPI has spans of its own for whoever set a provider up, and they hold the whole URL."""
+    """Where a provider is set up, FastAPI has spans of its own, and they hold the whole URL."""
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -124,7 +124,7 @@ def test_what_instruments_all_of_a_process_is_told_no_query(
 
 
 def test_a_line_in_the_log_names_its_trace_and_no_other_header(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
-    """Where OpenTelemetry does not understand them it would quote them in a warning."""
+    """OpenTelemetry would quote headers that it does not understand in a warning."""
     endpoint, _ = received
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "x=\x85sesame"}
     log = tmp_path / "log"
@@ -168,7 +168,7 @@ def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven:
 
 
 def test_without_the_extra_it_says_what_to_install() -> None:
-    blocked = "import sys; sys.modules['opentelemetry.exporter'] = None"  # the api alone comes with FastAPI
+    blocked = "import sys; sys.modules['opentelemetry.exporter'] = None"  # FastAPI brings the API alone
     code = f"{blocked}; from service.__main__ import main; sys.exit(main(['serve', '--port', '0']))"
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": "http://127.0.0.1:4318/v1/traces"}
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, env=environment)

@@ -52,7 +52,7 @@ def grey(levels: NDArray[np.generic]) -> Image.Image:
 
 @cache
 def noise() -> Array:
-    """As it is, not normalised; as a picture most of it would be found blank."""
+    """Noise that is not normalised: as pictures, most of it would be found blank."""
     return np.random.default_rng(0).random((500, *SHAPE), dtype=np.float32)
 
 
@@ -109,7 +109,7 @@ def test_drawn_digits_are_not_refused(compact: CapsNet) -> None:
 
 @pytest.mark.parametrize(("side", "channels"), [(28, 1), (28, 3), (100, 1), (200, 3)])
 def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channels: int) -> None:
-    """The darkest of it hangs together here and there, as strokes would."""
+    """Its darkest pixels touch here and there, as those of strokes do."""
     rng = np.random.default_rng(side)
     made = (rng.integers(0, 256, (side, side, channels), dtype=np.uint8) for _ in range(40))
     verdicts, _ = judged(compact, prepared(Image.fromarray(each[..., 0] if channels == 1 else each) for each in made))
@@ -124,7 +124,7 @@ def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channe
 def test_what_is_no_digit_is_found_out(
     compact: CapsNet, real: Judged, odd: Callable[[], Array], least: float, refused: float
 ) -> None:
-    from sklearn.metrics import roc_auc_score  # here: it takes seconds, of each process that runs tests
+    from sklearn.metrics import roc_auc_score  # here, or each process that runs tests would spend seconds on it
 
     _, usual = real
     verdicts, surprise = judged(compact, odd())
@@ -146,12 +146,12 @@ def test_usual_in_every_respect_is_a_digit() -> None:
 
 
 def test_long_capsules_alone_convince_nobody() -> None:
-    """Uniform noise: capsules longer than digits have, and a picture that nothing drawn comes near."""
+    """Uniform noise has longer capsules than digits have, and no drawing comes near it."""
     assert JUDGE.judge(LENGTHS, [7], 0.3, contrast=0.29) == "not_a_digit"
 
 
 def test_no_class_is_held_to_more_than_the_middle_one() -> None:
-    """A 1 with a flag, drawn as well as any 4, would be the rarest of all digits where bare strokes are what is usual."""
+    """Where bare strokes are usual, a 1 with a flag, drawn as well as any 4, would be the rarest of all digits."""
     errors = TINY.thresholds.reconstruction_errors
     bare = {each: error / 10 for each, error in errors["1"].items()}
     thresholds = TINY.thresholds.model_copy(update={"reconstruction_errors": errors | {"1": bare}})

@@ -1,4 +1,4 @@
-"""When a request came, and from when on it is the service that takes time."""
+"""When a request arrived, and from when on its time is the service's."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.service.conftest import serving, settings
 def test_what_a_request_waits_for_is_the_services_time_once_it_is_here(turn: float, whole: float, complete: float) -> None:
     scope: dict[str, Any] = {"headers": [], visits.TURN: turn, visits.WHOLE: whole}
     visit = visits.begin(scope)
-    assert (visit.arrived, visit.complete) == (turn, turn)  # where it has no body that somebody reads, this is all
+    assert (visit.arrived, visit.complete) == (turn, turn)  # if nobody reads a body, it stays so
     visits.completed(scope)
     assert (visit.arrived, visit.complete) == (turn, complete)
 

@@ -38,7 +38,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
     flags = ["--workers", "2", "--log-format", "json", "--linger", "0"]
     with started(tmp_path / "log", *flags, TMPDIR=str(tmp_path)) as (process, url):
         appears(tmp_path / "log", '"ready: tiny', 2)
-        for _ in range(40):  # a connection each, so that both are met
+        for _ in range(40):  # on separate connections, so that both are met
             with reaching(url) as client:
                 assert client.post("/predict", files={"file": ones}).status_code == 200
         with reaching(url) as client:
@@ -53,18 +53,18 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
         assert len(servers) == 2
         (files,) = tmp_path.glob("capserve-metrics-*")
         before = sorted(path.name for path in files.iterdir())
-        # Whole on the disk, which may be full when they are written to: that would end a process without a word.
+        # All their blocks are allocated, or writing to them on a full disk would end a process without a word.
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
-        assert {path.stat().st_size for path in files.iterdir()} == set(tallies.SIZES.values())  # what was taken was enough
+        assert {path.stat().st_size for path in files.iterdir()} == set(tallies.SIZES.values())  # the space they have was enough
         os.kill(servers[0], signal.SIGKILL)
         appears(tmp_path / "log", '"ready: tiny', 3)
         with reaching(url) as client:
             seen = samples(client)
             assert seen["capserve_predictions_total", "1", "tiny"] == 40  # the dead one's count is kept
-            assert began < seen["process_start_time_seconds",] < time.time()  # and who replaced it is known to have come
-        assert sorted(path.name for path in files.iterdir()) == before  # in the same place: not a file more for each that dies
+            assert began < seen["process_start_time_seconds",] < time.time()  # and its replacement's start is reported
+        assert sorted(path.name for path in files.iterdir()) == before  # in the same place: a worker that dies adds no files
         assert all(path.stat().st_blocks * 512 >= path.stat().st_size for path in files.iterdir())
-        shutil.rmtree(files)  # by what tidies up, say
+        shutil.rmtree(files)  # as something that tidies up may do
         with reaching(url) as client:
             assert client.get("/healthz").status_code == 200
             refused = client.get("/metrics")
@@ -79,7 +79,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
 
 
 def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:
-    """Its folder was spoilt while it ran; it is tried again, ever more seldom, until the folder is sound."""
+    """Its bundle was damaged while it ran; it is tried again, at growing intervals, until the bundle is sound."""
     shutil.copytree(BUNDLES, tmp_path / "models")
     graph, log = tmp_path / "models" / "tiny" / "encoder.onnx", tmp_path / "log"
     sound = graph.read_bytes()
@@ -117,7 +117,7 @@ if __name__ == "__main__":
 
 
 def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) -> None:
-    """Nobody outside could: whoever asks for /healthz meets either of the two."""
+    """Nobody outside could tell which one fails: /healthz is answered by either of the two."""
     log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
     told.write_text("")
     script.write_text(FAILS_WHERE_TOLD)
@@ -128,7 +128,7 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
         failing = workers_of(process)[0]
         told.write_text(str(failing))
         while "failed, 1 in a row" not in log.read_text():
-            with reaching(url) as client:  # a connection each, so that either worker may get it
+            with reaching(url) as client:  # on separate connections, so that either worker may get it
                 assert client.post("/predict", files={"file": encoded(drawn("7"))}).status_code in (200, 503)
         appears(log, f"worker {failing} died with status 4; another in 0.5 s")
         appears(log, "ready: tiny", 3)
@@ -141,7 +141,7 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
 def test_a_worker_is_replaced_though_the_log_cannot_be_written_and_the_folder_of_the_start_is_gone(tmp_path: Path) -> None:
-    """As at the end of a disk, or of a reader; and where a release's folder was cleaned up."""
+    """As when the disk is full or the log's reader has ended, and when the folder of a release was cleaned up."""
     (release := tmp_path / "release").mkdir()
     (release / "models").symlink_to(BUNDLES)
     port = free_port()
@@ -181,7 +181,7 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def soon_killed(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Two workers whose supervisor waits three seconds for a sign of life of theirs, ready."""
+    """Two workers that are ready, and a supervisor that waits only three seconds for a sign of life of theirs."""
     script = tmp_path / "server.py"
     script.write_text(SOON_KILLED)
     with launched(tmp_path / "log", [sys.executable, str(script)]) as process:
@@ -209,12 +209,12 @@ def test_a_stop_does_not_wait_for_a_worker_that_stands_still(tmp_path: Path) -> 
         time.sleep(0.5)
         os.kill(workers_of(process)[0], signal.SIGSTOP)
         process.send_signal(signal.SIGTERM)
-        assert process.wait(15) == 1  # as of one that did not stop by itself
+        assert process.wait(15) == 1  # since one did not stop by itself
     assert "has stood still for 5 s and is killed" in (tmp_path / "log").read_text()
 
 
 class Loading:
-    """A worker's process: it takes a moment to end, if it is let."""
+    """Stands for a worker's process, which takes a moment to end when it is terminated."""
 
     pid = 7
 
@@ -255,13 +255,13 @@ def test_a_stop_does_not_wait_for_who_stands_still_before_it_listens(
     monkeypatch.setattr(Loading, "terminate", lambda _: None)
     process = Loading()
     supervisor._workers = [_Worker(0, process, time.monotonic(), 0)]  # type: ignore[arg-type]
-    assert supervisor._end() == 1  # as of one that did not stop by itself
+    assert supervisor._end() == 1  # since one did not stop by itself
     assert process.exitcode == -signal.SIGKILL
     assert "worker 7 has stood still for 0.4 s and is killed" in caplog.text
 
 
 def test_who_loads_longer_than_others_did_is_stuck_only_after_many_times_as_long(supervisor: _Supervisor) -> None:
-    """On a cold disk all take long, and the first to listen says how long."""
+    """On a cold disk all take long to load, and the first to listen shows how long."""
     first, second = Loading(), Loading()
     minutes = round(600 / workers.LOOK)  # ten
     supervisor._workers = [_Worker(place, each, 0.0, 0) for place, each in enumerate((first, second))]  # type: ignore[arg-type]
@@ -290,7 +290,7 @@ def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: sub
 
 
 def test_a_worker_that_takes_its_time_to_stop_still_lives(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
-    """It drains: a request whose body comes slowly, longer than a worker that stood still would be left alone."""
+    """It drains a request whose body comes slowly, for longer than a worker may stand still."""
     url = re.findall(r"http://[\d.:]+", (tmp_path / "log").read_text())[0]
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
@@ -365,7 +365,7 @@ def test_where_fewer_processes_can_be_had_than_wanted_those_serve(tmp_path: Path
 
 
 def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
-    """Whatever they die of: who looks after the service is to hear of it."""
+    """Whatever they die of, whoever runs the service must hear of it."""
     script = tmp_path / "server.py"
     script.write_text(
         "import os, sys\n"
@@ -398,7 +398,7 @@ def test_where_the_disk_has_no_room_for_their_metrics_none_starts(tmp_path: Path
 def test_a_worker_for_whose_metrics_there_is_no_room_leaves_the_others_theirs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A file of no bytes among them, and nobody could read any."""
+    """With an empty file among them, nobody could read any."""
     monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
     tallies.lay_down(0)
     write = Path.write_bytes
@@ -455,7 +455,7 @@ def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: 
     monkeypatch.setenv(tallies.FOLDER, "")
     with tallies.folder():
         found = os.open(os.environ[tallies.FOLDER], os.O_RDONLY)
-        with pytest.raises(BlockingIOError):  # as systemd-tmpfiles asks
+        with pytest.raises(BlockingIOError):  # as systemd-tmpfiles tries
             fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(found)
 
@@ -482,7 +482,7 @@ def test_metrics_that_a_killed_server_left_go_at_the_next_start_and_nobody_elses
 
 
 def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> None:
-    """It would be tried again and again, and each try's files read at every scrape."""
+    """It would be tried again and again, and every scrape would read the files of every try."""
     code = (
         "from service import metrics\n"
         "from service.app import create_app; from service.errors import StartError; from service.settings import Settings\n"
