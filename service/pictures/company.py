@@ -44,7 +44,7 @@ def meant(blots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _near_the_tallest(blots: Blots, of: Mask, beside: float, above: float) -> Mask:
-    """The tallest of the blots in `of`, and whatever is this close to it, to both of them, and so on."""
+    """The tallest of the blots in `of`, with whatever is this close to it, and so on for what is close to both."""
     near = np.arange(len(blots.names)) == int((of * blots.height * np.sqrt(blots.width)).argmax())
     while True:
         top, bottom, left, right = _box(blots.some(near))

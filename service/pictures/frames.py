@@ -27,7 +27,7 @@ BESIDE = 0.6  # of the length of what is framed: words outside are at most this 
 THIN = 0.12  # of a line's length: its greatest height
 BEYOND = 0.18  # of the width of what is written: how far a line must reach beyond it on either side
 AWAY = 0.065  # of its height: a line is farther from it than this; the foot of a 2 that came off is nearer
-# Of its height: what reaches farther beyond it, on both sides together and on each, is no foot, however near it is.
+# Of its height: a line that reaches farther beyond it, on both sides together and on each, is no foot, however near it is.
 FAR, SOME = 0.9, 0.05
 SHORTEST = 0.15  # of a line's length: what is shorter is dirt above an empty line
 MANY = 20  # blots: among more of them, frames are not looked for

@@ -25,7 +25,7 @@ EXTREME = 8000  # pixels of which one may depart further than the ink
 
 
 def lightness(colours: Array) -> Array:
-    """(h, w, 3 or 1) -> (h, w) in [0, 1]. A single channel of grey is scaled to the diagonal of the colour cube."""
+    """(h, w, 3 or 1) -> (h, w) in [0, 1]. A single grey channel comes scaled to the diagonal of the colour cube."""
     if colours.shape[2] == 1:
         return colours[..., 0] * np.float32(1 / DIAGONAL)
     return (colours[..., 0] + colours[..., 1] + colours[..., 2]) * np.float32(1 / 3)  # not mean: slow along so short an axis
