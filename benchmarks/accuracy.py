@@ -1,8 +1,9 @@
-"""README's table of errors: every shipped bundle on its 10,000 test pictures by ONNX Runtime, beside the public copies.
+"""Prints README's table of errors: each shipped bundle on its 10,000 test pictures in ONNX Runtime, beside the public copies.
 
     python -m benchmarks.accuracy
 
-Of a bundle's other seeds the weights are not kept: their errors are what `captrain evaluate --record` wrote into its manifest.
+The weights of a bundle's other seeds are not kept: their errors are those that `captrain evaluate --record` wrote into its
+manifest.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from training.export import measurement
 from training.subjects import opened
 
 MODELS = Path(__file__).parents[1] / "models"
-SHIPPED = ("compact", "paper", "overlap")  # others that lie there are the reader's own
+SHIPPED = ("compact", "paper", "overlap")  # any others in that folder are the reader's own
 DRAWS = 5
 HEAD = ("model", "parameters", "files", "test error, float32", "int8", "mean of seeds", "epochs", "trained on")
 
-# What others say of themselves: (who, parameters, test error, epochs). Those with a deviation are means of several runs.
+# What others report: (who, parameters, test error, epochs). Errors with a deviation are means of several runs.
 OTHERS = (
     ("[Sabour et al. 2017](https://arxiv.org/abs/1710.09829)", "8.2 M", "0.25 % (0.005)", ""),
     ("[XifengGuo/CapsNet-Pytorch](https://github.com/XifengGuo/CapsNet-Pytorch)", "8.2 M", "0.34 % (0.029), best 0.30 %", "50"),
@@ -50,7 +51,7 @@ def bundles() -> dict[str, Path]:
 
 
 def measured(folder: Path) -> tuple[Bundle, dict[str, ErrorRate]]:
-    """The bundle, and the errors that each of its encoders makes on the test set here and now."""
+    """The bundle, and the errors of each of its encoders on the test set, measured now."""
     with opened(folder) as subject:
         assert subject.bundle is not None
         rates = {name: measurement(found).error for name, found in subject.evaluations(subject.data(None, its_own=True))}
@@ -58,7 +59,7 @@ def measured(folder: Path) -> tuple[Bundle, dict[str, ErrorRate]]:
 
 
 def redrawn(folder: Path) -> Iterator[ErrorRate]:
-    """The errors on test pairs of other digits, otherwise shifted, than those that all were counted on."""
+    """The errors on other draws of the test pairs than the one used everywhere else: other digits, other shifts."""
     with opened(folder) as subject:
         test, settings = subject.data(None, its_own=True).test, subject.config.training
         for seed in range(1, 1 + DRAWS):
@@ -100,7 +101,7 @@ def _rate(rate: ErrorRate) -> str:
 
 
 def _mean(seeds: list[ErrorRate]) -> str:
-    """Of three: 0.30 % (0.28, 0.30, 0.32)."""
+    """For three seeds, for example: 0.30 % (0.28, 0.30, 0.32)."""
     if len(seeds) == 1:
         return "one seed"
     each = [rate.percent for rate in seeds]

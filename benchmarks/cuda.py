@@ -1,9 +1,9 @@
-"""CUDA beside the CPU in one run, on a machine with a GPU: encoders of the shipped bundles, then the service with each device.
+"""Compares CUDA with the CPU in one run on a machine with a GPU: the shipped encoders, then the service on each device.
 
     python -m benchmarks.cuda
 
-What a graph computes on CUDA is compared with the CPU's float32, on changed examples of its bundle. Rates are of the service's
-own sessions, copies to the GPU and back included: medians of rounds in which all take their turn.
+What a graph computes on CUDA is compared with float32 on the CPU, on altered examples of its bundle. Rates are those of the
+service's own sessions, copies to the GPU and back included: medians of rounds in which all run in turn.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from service.settings import WantedDevice
 
 MODELS, SERVED = ("compact", "paper", "overlap"), ("compact", "paper")
 COMPARED = 256  # pictures
-BATCHES = (1, 16, 64)  # the largest is what the service may batch
+BATCHES = (1, 16, 64)  # the largest is also the service's limit
 CLIENTS = (1, 32, 128)
-WARM, SECONDS = 1, 3  # of load
+WARM, SECONDS = 1, 3  # seconds of load
 
 
 class Way(NamedTuple):

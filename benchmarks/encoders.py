@@ -1,11 +1,11 @@
-"""The encoders alone in ONNX Runtime: images/s of `paper` and both ends of `compact`, float32 and int8, in turn in one run.
+"""Measures the encoders alone in ONNX Runtime: images/s of PRESETS in float32 and int8, in turn in one run.
 
     python -m benchmarks.encoders
 
-One thread is how the service runs them when there is enough to do, one run beside the other; all threads in one run is what a
-lone request to a slow network gets. Options are ONNX Runtime's own, but for int8's exact sums: its idle threads spin, the
-service's sleep. Speed does not depend on weights, so the networks are untrained. Ratios are to `paper` in float32 at the same
-batch size, and int8's to float32 of the same network.
+With one thread each is how the service runs them when there is enough to do, several side by side; all threads in one run is
+what a lone request to a slow network gets. Options are ONNX Runtime's defaults, except for exact sums in int8: idle threads
+spin here and sleep in the service. Speed does not depend on weights, so the networks are untrained. Ratios are relative to
+`paper` in float32 at the same batch size, and those of int8 also to float32 of the same network.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def compare(sessions: Mapping[Contender, onnxruntime.InferenceSession], batch: i
 
 
 def ratio(own: list[float], base: list[float]) -> float:
-    """The median over rounds, each with itself."""
+    """The median of the ratios of each round."""
     return statistics.median(mine / other for mine, other in zip(own, base, strict=True))
 
 

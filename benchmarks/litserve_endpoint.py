@@ -1,4 +1,4 @@
-"""The encoder behind LitServe, as its documentation has it: its workers decode and run, beside them are processes for HTTP.
+"""The encoder behind LitServe, as in its documentation: its workers decode and run, processes beside them handle HTTP.
 
 ENCODER=models/compact/encoder.int8.onnx WORKERS=1 BATCH=16 python benchmarks/litserve_endpoint.py 8000
 """
@@ -11,13 +11,13 @@ import numpy as np
 import onnxruntime
 from PIL import Image
 
-WAIT = 0.002  # seconds for a batch to fill; 0.005 and its fast queue were no faster
+WAIT = 0.002  # seconds for a batch to fill; 0.005 and LitServe's fast queue were no faster
 
 
 class Digits(litserve.LitAPI):
     def setup(self, device):
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # as capserve runs an encoder that is this quick
+        options.intra_op_num_threads = 1  # as capserve does for an encoder this fast
         self.session = onnxruntime.InferenceSession(os.environ["ENCODER"], options, providers=["CPUExecutionProvider"])
 
     def decode_request(self, request):
@@ -27,7 +27,7 @@ class Digits(litserve.LitAPI):
     def batch(self, inputs):
         return np.stack(inputs)
 
-    def predict(self, images):  # (n, 1, 28, 28), or one picture alone where there are no batches
+    def predict(self, images):  # (n, 1, 28, 28), or a single picture if there are no batches
         return self.session.run(["lengths"], {"images": images.reshape(-1, 1, 28, 28)})[0]
 
     def unbatch(self, lengths):

@@ -1,6 +1,6 @@
-"""HTTP load from a process of its own: wrk where it is installed, otherwise this file run as a program.
+"""HTTP load from a process of its own: wrk if it is installed, otherwise this file run as a program.
 
-Both keep `concurrency` connections busy with requests that are ready to send, one after the other on each.
+Both keep `concurrency` connections busy with prepared requests, one after the other on each.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Load(NamedTuple):
     p50: float  # seconds
     p99: float
     requests: int
-    failed: int  # answers other than 2xx, and with wrk none
+    failed: int  # answers other than 2xx; with wrk also connections and requests that failed or timed out
 
 
 def request(path: str, content_type: str, body: bytes, *headers: str) -> bytes:
@@ -59,7 +59,7 @@ def request(path: str, content_type: str, body: bytes, *headers: str) -> bytes:
 
 
 def inference(model: str, tensor: dict[str, Any], data: bytes, *outputs: str) -> bytes:
-    """A request of the Open Inference Protocol for these outputs, or all; its one input follows the JSON in binary."""
+    """An Open Inference Protocol request for these outputs, or for all; its one input follows the JSON in binary."""
     asked: dict[str, Any] = {"inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}]}
     if outputs:
         asked["outputs"] = [{"name": name} for name in outputs]

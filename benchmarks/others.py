@@ -52,7 +52,7 @@ def main() -> None:
     for workers in (1, 2):
         labels, found = set(), {}
         for name, rival in _rivals(made, variant, python, pictures, workers).items():
-            with rival.server as server:  # alone: processes of the others are at work even when nobody asks
+            with rival.server as server:  # alone: processes of the others are busy even without requests
                 labels.add(tuple(str(rival.label(_answer(server, each))) for each in rival.requests))
                 found[name] = [_loaded(name, server, rival.requests, chosen.seconds) for _ in range(1 + chosen.rounds)][1:]
         if len(labels) > 1:
@@ -85,7 +85,7 @@ def _rivals(made: Bundle, variant: Variant, python: Path, pictures: list[bytes],
 
 
 def _inference(picture: bytes) -> bytes:
-    """What the Open Inference Protocol sends is preceded by its length."""
+    """A picture as BYTES, which the Open Inference Protocol has preceded by their length."""
     return load.inference("digits", {"name": "picture", "shape": [1, 1], "datatype": "BYTES"}, pack("<I", len(picture)) + picture)
 
 

@@ -1,7 +1,7 @@
-"""Twice what a server can do, for a minute each of what waits for the model and of what waits to be decoded:
-`python -m benchmarks.overload`; `tests/service/test_load.py` is the same in short.
+"""Sends a server twice what it can do, for a minute each: requests that wait for the model, and requests that wait to be decoded.
 
-Some are answered and wait no longer than CAPSERVE_MAX_WAIT, the others are refused at once, and memory stays as it was.
+`python -m benchmarks.overload`; `tests/service/test_load.py` is a short form of it. Some requests are answered and wait no
+longer than CAPSERVE_MAX_WAIT, the others are refused at once, and memory stays as it was.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from benchmarks.serving import CONCURRENCY, multipart, samples
 from service import bundle
 
 MINUTE = 60.0
-IMAGES = 64  # in a request: with fewer, this client and not the model would be what cannot keep up
-FLAT = 32.0  # MB that a minute may add to a process which is warm
+IMAGES = 64  # in a request: with fewer, this client would be the bottleneck and not the model
+FLAT = 32.0  # MB that a minute may add to a warm process
 PROMPT = 0.1  # seconds for a refusal, at the median
-FAST = 1.5  # seconds for an answer, at the 99th percentile: one to wait, and what comes after
+FAST = 1.5  # seconds for an answer, at the 99th percentile: one of waiting, and what comes after it
 
 
 @dataclass
 class Overload:
-    """What became of requests that did not wait for one another; seconds by status, and memory in MB while they came."""
+    """What became of requests that were sent independently of each other: seconds by status, and memory in MB meanwhile."""
 
     seconds: dict[int, list[float]] = field(default_factory=lambda: {200: [], 503: []})
     others: Counter[str] = field(default_factory=Counter)
@@ -45,8 +45,8 @@ def main() -> int:
 
 def _twice(what: str, requests: Sequence[bytes]) -> bool:
     with capserve(bundle.read(SHIPPED), "auto") as server:
-        put(server.port, requests, CONCURRENCY, 2)  # it is warm then
-        capacity = put(server.port, requests, 6, 5).rate  # enough to fill it, and few enough that nobody is refused
+        put(server.port, requests, CONCURRENCY, 2)  # to warm it up
+        capacity = put(server.port, requests, 6, 5).rate  # enough clients to fill it, and few enough that none is refused
         found = asyncio.run(_overload(server, requests, 2 * capacity, MINUTE))
     served, refused = found.seconds[200], found.seconds[503]
     if min(len(served), len(refused)) < 2:
@@ -64,7 +64,7 @@ def _twice(what: str, requests: Sequence[bytes]) -> bool:
 
 
 def _tensors() -> bytes:
-    """A request of many pictures for the Open Inference Protocol, which is little work for whoever sends it."""
+    """An Open Inference Protocol request of many pictures, which is little work for the sender."""
     tensor = {"name": "images", "shape": [IMAGES, 1, 28, 28], "datatype": "FP32"}
     return inference("compact", tensor, bytes(IMAGES * 28 * 28 * 4), "lengths")
 
@@ -86,7 +86,7 @@ async def _overload(server: Server, requests: Sequence[bytes], rate: float, seco
 
 
 async def _ask(port: int, raw: bytes, found: Overload) -> None:
-    """One request on a connection of its own, as the world's clients come."""
+    """One request on a connection of its own, as independent clients send it."""
     began = time.perf_counter()
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)

@@ -1,6 +1,6 @@
-"""What it takes to make pictures look like the training set's, by what they are of: `python -m benchmarks.pictures`, 20 seconds.
+"""Measures how long it takes to make pictures of each style look like MNIST's: `python -m benchmarks.pictures`, 20 seconds.
 
-One thread, one picture after the other; each is decoded and normalised several times, and the quickest counts.
+One thread, one picture after the other; each is decoded and normalised several times, and the fastest run counts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def _quickest(work: Callable[..., object], inputs: Iterable[tuple[object, ...]]) -> float:
-    """Of several times with each, in milliseconds; the median of all inputs."""
+    """The fastest of several runs with each input, in milliseconds; the median over all inputs."""
     return median(min(_timed(work, *each) for _ in range(TIMES)) for each in inputs)
 
 

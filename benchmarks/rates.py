@@ -1,4 +1,4 @@
-"""How often contenders run in a second: all in turn, in one run, so that whatever else the machine does falls on all alike."""
+"""Counts runs per second of several contenders, in turn, so that whatever else the machine does affects all of them alike."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Server:
     command: list[str]
     environment: dict[str, str]
     ready_at: str
-    heard: bool = True  # or what it says is only told if it does not start
+    heard: bool = True  # whether its output is shown; if not, then only when it does not start
     port: int = 0
     seconds_to_ready: float = 0.0
     process: subprocess.Popen[bytes] | None = None
@@ -64,7 +64,7 @@ class Server:
         self._stop()
 
     def _stop(self) -> None:
-        """And all that it started: LitServe leaves its workers behind, and they never rest."""
+        """Ends it and all that it started: LitServe leaves its workers behind, and they are always busy."""
         assert self.process is not None
         family = list(_descendants(self.process.pid))
         self.process.terminate()
@@ -91,7 +91,7 @@ class Server:
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
     def processor_seconds(self) -> float:
-        """Of all cores, by it and all that it started, so far."""
+        """Processor time used so far, on all cores, by it and all that it started."""
         assert self.process is not None
         family = (self.process.pid, *_descendants(self.process.pid))
         return sum(_ticks(each) for each in family) / os.sysconf("SC_CLK_TCK")
@@ -112,7 +112,7 @@ def _descendants(process: int) -> Iterator[int]:
 
 
 def _ticks(process: int) -> int:
-    """Of user and system time; what stands before them ends with the program's name in brackets."""
+    """Clock ticks of user and system time, counting fields after the program's name, which is in brackets."""
     user, system = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:13]
     return int(user) + int(system)
 

@@ -31,12 +31,12 @@ from service.images import prepare
 from service.manifest import Variant
 from service.process import cpus
 
-CONCURRENCY, SCANNERS = 32, 16  # clients; on a slow core 32 scans at once would wait for longer than the service lets anybody
+CONCURRENCY, SCANNERS = 32, 16  # clients; on a slow core 32 scans at once would wait longer than the service allows
 MULTIPART = "multipart/form-data; boundary=cut"
 BARE_RUNS = 200
 SCAN, WRITTEN = (320, 240), 160  # pixels of a sheet, and of the digit's frame on it
 
-# What is loaded, as the output names it.
+# The loads, by their names in the output.
 PLAIN_PAPER, PLAIN_COMPACT = "plain, paper fp32", "plain, compact fp32"
 PAPER, COMPACT = "capserve, paper fp32", "capserve, compact fp32"
 DEFAULT, TWO = "capserve, shipped default", "capserve, shipped default, 2 workers"
@@ -126,7 +126,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
 def loaded(
     server: Server, pictures: Sequence[bytes], seconds: float, concurrency: int = CONCURRENCY, query: str = "?reconstruct=false"
 ) -> Load:
-    """The plain endpoint takes no query, and looks at none."""
+    """Loads one server; the plain endpoint takes no query and ignores this one."""
     requests = [multipart(f"/predict{query}", picture) for picture in pictures]
     found = load.put(server.port, requests, concurrency, seconds)
     if found.failed:

@@ -1,10 +1,10 @@
-"""A training step of `paper`: ours against the layers of XifengGuo/CapsNet-Pytorch, in turn, in one run.
+"""Compares a training step of `paper` with one of the layers of XifengGuo/CapsNet-Pytorch, in turn in one run.
 
     python -m benchmarks.training_step
 
-Both without the preset's dropout and with Adam alone. Prints images/s of each and the ratios, step by step and their median: the
-machine may drift, the ratio does not. All of them have freed memory kept for them, as `captrain train` does.
-Their formulation is written out below from its description, with what it computes and how: a vote tensor made by a
+Both run without the preset's dropout and with Adam alone. Prints images/s of each and the ratios, for each step and as a median:
+the machine may drift, the ratio does not. Freed memory is kept for all of them, as in `captrain train`.
+Their formulation is written out below from its description, computing the same in the same way: a vote tensor made by a
 broadcast product of (batch, out, in) small matrices, elementwise routing sums, float32, channels first.
 """
 
@@ -68,7 +68,7 @@ def their_squash(vectors: Tensor) -> Tensor:
 
 
 def ours(dtype: torch.dtype, directly: bool = False) -> Callable[[Tensor, Tensor], None]:
-    network = Network(replace(PAPER.network, dropout=0.0))  # which the copy has not, and which routes a second time
+    network = Network(replace(PAPER.network, dropout=0.0))  # the copy has no dropout, which routes a second time
     if directly:
         for part in network.modules():
             if isinstance(part, LargeConv2d):

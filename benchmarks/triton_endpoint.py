@@ -1,8 +1,8 @@
-"""The encoder behind Triton's server, in its Python backend: the one that can read pictures. Dynamic batches of up to 16.
+"""The encoder behind Triton's server, in its Python backend, the one that can read pictures; dynamic batches of up to 16.
 
 ENCODER=models/compact/encoder.int8.onnx WORKERS=1 python benchmarks/triton_endpoint.py 8000
 
-Started, it lays out a model repository in which this file is the model, and starts the server, which nvidia-pytriton brings.
+Run as a program, it lays out a model repository with this file as the model and starts the server, which nvidia-pytriton brings.
 """
 
 import io
@@ -15,7 +15,7 @@ import sysconfig
 import tempfile
 from pathlib import Path
 
-sys.path.insert(1, os.environ.get("PACKAGES", ""))  # Triton's interpreter has the system's own and heeds no PYTHONPATH
+sys.path.insert(1, os.environ.get("PACKAGES", ""))  # Triton's interpreter has only the system's packages and ignores PYTHONPATH
 
 import numpy as np
 import onnxruntime
@@ -35,11 +35,11 @@ instance_group {{ kind: KIND_CPU count: {workers} }}
 class TritonPythonModel:
     def initialize(self, args):
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = 1  # as capserve runs an encoder that is this quick
+        options.intra_op_num_threads = 1  # as capserve does for an encoder this fast
         self.session = onnxruntime.InferenceSession(os.environ["ENCODER"], options, providers=["CPUExecutionProvider"])
 
     def execute(self, requests):
-        import triton_python_backend_utils as backend  # is there where this file is a model
+        import triton_python_backend_utils as backend  # exists only where this file runs as a model
 
         pictures = [backend.get_input_tensor_by_name(each, "picture").as_numpy() for each in requests]
         images = [_read(picture) for each in pictures for picture in each.ravel()]
@@ -58,7 +58,7 @@ def _read(picture):
 
 
 def _lay_out(work, packages):
-    """A model repository, and the backend with the part that runs this Python's version beside it."""
+    """Writes a model repository, and a copy of the backend with the stub for this Python's version."""
     triton = packages / "pytriton/tritonserver"
     version = work / "models/digits/1"
     version.mkdir(parents=True)

@@ -1,7 +1,7 @@
-"""The pinned packages in an image of the service: python docker/shipped.py cpu|gpu lists them, audit asks whether one is unsafe.
+"""Lists the pinned packages in an image of the service (python docker/shipped.py cpu|gpu), or asks whether one is unsafe (audit).
 
-What capserve needs and what that needs in turn, as installed here, at the versions of constraints.txt. The wheels of CUDA and
-cuDNN, which a machine without a GPU does not install, are those that constraints-cuda.txt names.
+They are all that capserve needs, directly and indirectly, as installed here, at the versions of constraints.txt. The CUDA and
+cuDNN wheels, which a machine without a GPU does not install, are those that constraints-cuda.txt names.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Dependency = dict[str, Any]
 
 
 def shipped(target: str) -> list[str]:
-    """A requirement for each package."""
+    """One requirement for each package."""
     known = pinned("constraints.txt")
     runtime = RUNTIMES[target]
     names = {runtime} | needed("capserve") | next(needed(each) for each in RUNTIMES.values() if installed(each))
@@ -35,13 +35,13 @@ def shipped(target: str) -> list[str]:
 
 
 def pinned(file: str) -> dict[str, str]:
-    """Its requirements by name."""
+    """The file's requirements by package name."""
     lines = (ROOT / file).read_text().splitlines()
     return {canonicalize_name(line.partition("==")[0]): line for line in lines if "==" in line}
 
 
 def needed(package: str) -> set[str]:
-    """The names of all that a package needs on Linux, without its extras, but for ours that images have."""
+    """The names of all that a package needs on Linux, without extras, except for our own that images have (otel)."""
     names: set[str] = set()
     rest = [package]
     while rest:
@@ -63,7 +63,7 @@ def installed(package: str) -> bool:
 
 
 def audit() -> tuple[int, str]:
-    """An exit status, and the words that go with it. One package is asked about before the others, lest no index answers."""
+    """The exit status and the message for it. Asks about one package first, in case no index answers."""
     pins = sorted({each for target in RUNTIMES for each in shipped(target)})
     first = judge(report(pins[:1]))
     return first if first == UNANSWERED else judge(report(pins))
@@ -73,7 +73,7 @@ UNANSWERED = (0, "skipped, no index that knows of vulnerabilities answers")
 
 
 def report(pins: Sequence[str]) -> list[Dependency]:
-    """pip-audit's, a row for each package; none where it could not ask."""
+    """pip-audit's report, a row for each package; empty if it could not ask."""
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(pins))
         file.flush()
@@ -81,7 +81,7 @@ def report(pins: Sequence[str]) -> list[Dependency]:
         done = subprocess.run([sys.executable, *ask], capture_output=True, text=True)
     try:
         dependencies: list[Dependency] = json.loads(done.stdout)["dependencies"]
-    except ValueError:  # no report, but a traceback: no network, most likely
+    except ValueError:  # a traceback instead of a report: most likely there is no network
         return []
     return dependencies
 

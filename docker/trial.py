@@ -32,8 +32,8 @@ FILES = ["-f", "docker-compose.yml", "-f", "docker/compose.cpu.yml", "-f", "dock
 PROJECT = "capserve-trial"
 REPLICAS = 2
 CLIENTS = 4
-PATIENCE = 90  # seconds for whatever is waited for
-LARGEST = 400  # megabytes of the image for CPUs, on Docker Hub's python:slim
+PATIENCE = 90  # seconds to wait for anything
+LARGEST = 400  # megabytes: the goal for the CPU image, on Docker Hub's python:slim
 
 
 class Trial:
@@ -62,7 +62,7 @@ class Trial:
     def start(self) -> None:
         services = ["capserve", "proxy", "prometheus"] + ([] if self.chosen.without_grafana else ["grafana"])
         if not self.chosen.no_build:
-            building = self._compose("build", "capserve")  # in sight: it takes minutes, and says why it fails
+            building = self._compose("build", "capserve")  # its output is shown: it takes minutes, and says why it fails
             subprocess.run(building, cwd=ROOT, env=self.environment, check=True)
         pull = ["--pull", "never"] if self.chosen.no_build else []
         self.compose("up", "--detach", "--wait", "--no-build", *pull, *services)
@@ -71,7 +71,7 @@ class Trial:
         say(f"{REPLICAS} replicas are healthy; the image has {size:.0f} MB{goal}")
 
     def ask(self) -> None:
-        """A prototype, drawn by the service, is what it is taken for."""
+        """A prototype drawn by the service must be recognised as its own class."""
         with opened(self.url("CAPSERVE", "/reconstruct?label=7")) as answer:
             self.seven = answer.read()
         expect("label of a seven", "7", self.predict(HTTPConnection("127.0.0.1", self.ports["CAPSERVE"], timeout=30))["label"])
@@ -173,7 +173,7 @@ class Trial:
             build = ["-f", "docker/service.Dockerfile", "--target", "gpu", "-t", "capserve:gpu", "."]
             subprocess.run(["docker", "build", *build], cwd=ROOT, check=True)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", "capserve:gpu")) / 1e6
-        given_none = ["docker", "run", "--rm", "--runtime", "runc", "capserve:gpu"]  # NVIDIA's may be the default
+        given_none = ["docker", "run", "--rm", "--runtime", "runc", "capserve:gpu"]  # NVIDIA's runtime may be the default
         done = subprocess.run(given_none, capture_output=True, text=True, timeout=120)
         expect("exit status without a GPU", 2, done.returncode)
         last = done.stderr.strip().splitlines()[-1]
@@ -215,7 +215,7 @@ def docker(*words: str) -> str:
 
 
 def in_shell(container: str, line: str) -> str:
-    """What a line says in a container, whether it fails there or not."""
+    """What a shell line prints in a container, whether it fails there or not."""
     return docker("exec", container, "sh", "-c", f"{line} 2>&1 || true")
 
 

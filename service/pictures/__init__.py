@@ -1,1 +1,1 @@
-"""Any picture of a digit -> one like those of the training set; service/images.py is the door to it."""
+"""Makes any picture of a digit look like the training set; service/images.py is the way in."""

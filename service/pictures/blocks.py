@@ -1,4 +1,4 @@
-"""A picture enlarged by repeating its pixels, as it was before: corners of such blocks are not the writer's. Knows no digits."""
+"""Undoes an enlargement that repeated pixels: the corners of such blocks are not the writer's. Knows nothing about digits."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-LARGEST = 1024  # pixels of the longer side; where pictures are larger nobody would have repeated pixels
-FEW = 8  # lines spread over a picture, which tell of most that it has no blocks
-UNEVEN = 3  # pixels: blocks that are not all as large are at least so
+LARGEST = 1024  # pixels of the longer side; larger pictures are not made by repeating pixels
+FEW = 8  # lines spread over a picture, which are enough to tell for most that they have no blocks
+UNEVEN = 3  # pixels: blocks that are not all of the same size are at least this large
 
 Places = NDArray[np.intp]
 
 
 def unblocked(picture: Image.Image) -> Image.Image:
-    """A pixel for each block; the picture itself, where it has none."""
+    """One pixel for each block; the picture itself if it has none."""
     if (
         picture.mode not in ("1", "L", "LA", "RGB", "RGBA", "I;16")
         or "transparency" in picture.info
@@ -38,7 +38,7 @@ def unblocked(picture: Image.Image) -> Image.Image:
 
 
 def _edges(lines: NDArray[np.generic]) -> Places:
-    """Which lines differ from the one before them."""
+    """The indices of lines that differ from the one before them."""
     flat = lines.reshape(len(lines), -1)
     return 1 + np.flatnonzero((flat[1:] != flat[:-1]).any(axis=1))
 
@@ -48,7 +48,7 @@ def _narrowest(edges: Places, size: int) -> int:
 
 
 def _middles(sides: Sequence[tuple[Places, int]]) -> list[Places] | None:
-    """Of blocks as large as each other to a pixel, a line through each: down and across."""
+    """For blocks whose sizes differ by at most a pixel, the index of a line through each: down and across."""
     narrowest, longer = min(_narrowest(edges, size) for edges, size in sides), max(size for _, size in sides)
     if narrowest < UNEVEN:
         return None
@@ -62,6 +62,6 @@ def _middles(sides: Sequence[tuple[Places, int]]) -> list[Places] | None:
 
 
 def _begin(edges: Places, block: float) -> bool:
-    """Whether blocks begin at all edges, if a pixel shows the block that its middle lies in, or else its beginning."""
+    """Whether all edges begin a block, if each pixel shows the block that its middle lies in, or else its beginning."""
     after = edges - np.rint(edges / block) * block
     return bool((abs(after) <= 0.5).all() or ((after >= 0) & (after < 1)).all())

@@ -1,4 +1,4 @@
-"""What blots on a sheet are like: how wide their strokes are, what hangs together, what lies around. Knows no light."""
+"""Measures blots on a sheet: stroke widths, connected parts, what lies around them. Knows nothing about light."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from service.bundle import Array
 Mask = NDArray[np.bool_]
 Places = NDArray[np.intp]
 
-FEW = 300  # runs of pixels: so many are named sooner one by one
-DIRT = 0.04  # of the longest blot: what is shorter
+FEW = 300  # runs of pixels: fewer are named faster one by one
+DIRT = 0.04  # of the longest blot: what is shorter is dirt
 
 
 def edge(values: NDArray[Any]) -> NDArray[Any]:
-    """What lies along the four sides."""
+    """The values along the four sides."""
     return np.concatenate([values[0], values[-1], values[:, 0], values[:, -1]])
 
 
 def extremes(values: Array, window: int, choose: np.ufunc) -> Array:
-    """The largest or smallest value in each window of a column. Windows double, so wide ones cost hardly more."""
+    """The largest or smallest value in each window of a column. Windows are doubled, so wide ones cost hardly more."""
     seen = 1
     while seen < window:
         step = min(seen, window - seen)
@@ -32,7 +32,7 @@ def extremes(values: Array, window: int, choose: np.ufunc) -> Array:
 
 
 def grown(mask: Mask) -> Mask:
-    """And what is within two pixels of it."""
+    """The mask and what is within two pixels of it."""
     wider = mask.copy()
     for _ in range(2):
         wider[1:] |= wider[:-1]
@@ -43,40 +43,40 @@ def grown(mask: Mask) -> Mask:
 
 
 def between(mask: Mask) -> Mask:
-    """Of each row what lies between its first and its last marked pixel, with both."""
+    """In each row, everything from the first to the last marked pixel."""
     return np.logical_or.accumulate(mask, axis=1) & np.logical_or.accumulate(mask[:, ::-1], axis=1)[:, ::-1]
 
 
 def crossings(mask: Mask) -> Places:
-    """How many strokes each row meets."""
+    """How many strokes each row crosses."""
     met: Places = np.count_nonzero(mask[:, 1:] & ~mask[:, :-1], axis=1) + mask[:, 0]
     return met
 
 
 def components(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """Numbers the connected parts, diagonals included; 0 is outside."""
+    """Numbers the parts that are connected, also diagonally; 0 is outside."""
     height, width = mask.shape
-    stride = width + 1  # a gap beside each row, so that runs can be compared by one number
+    stride = width + 1  # a gap after each row, so that runs can be compared by one number
     framed = np.zeros(height * stride + 2, bool)
     framed[1:-1].reshape(height, stride)[:, :-1] = mask
     starts, ends = (framed[1:] != framed[:-1]).nonzero()[0].reshape(-1, 2).T  # runs of pixels in a row
-    # Of each run the first that it touches above, and the one behind the last.
+    # For each run, the first one that it touches in the row above, and the one after the last.
     first, last = ends.searchsorted(starts - stride), starts.searchsorted(ends - stride, side="right")
     root = (_few_rooted if len(starts) < FEW else _many_rooted)(first, last)
-    names = np.cumsum(root == np.arange(len(root)))[root]  # whose root is itself is the first of its blot
+    names = np.cumsum(root == np.arange(len(root)))[root]  # a run that is its own root is the first of its blot
     numbers = np.zeros(mask.shape, np.int64)
     numbers[mask] = names.repeat(ends - starts)
     return numbers
 
 
 def _few_rooted(first: Places, last: Places) -> Places:
-    """Of each run the first of its blot, where each touches the runs from `first` to before `last`, one by one."""
+    """For each run the first one of its blot, if each touches the runs from `first` up to `last`, exclusive; one by one."""
     root = list(range(len(first)))
     for run, (begin, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         least = run
         for other in range(begin, end):
             while root[other] != other:
-                root[other] = root[root[other]]  # a shorter way for the next
+                root[other] = root[root[other]]  # shortens the way for the next run
                 other = root[other]
             least, later = min(least, other), max(least, other)
             root[later] = least
@@ -86,7 +86,7 @@ def _few_rooted(first: Places, last: Places) -> Places:
 
 
 def _many_rooted(first: Places, last: Places) -> Places:
-    """The same, all runs at a time: each points to the first of the runs that it hangs together with, till all agree."""
+    """The same for all runs at once: each points to the first run that it is connected with, until nothing changes."""
     touching = last - first
     lower = np.repeat(np.arange(len(first)), touching)
     upper = np.arange(len(lower)) + np.repeat(first - np.cumsum(touching) + touching, touching)
@@ -103,7 +103,7 @@ def _many_rooted(first: Places, last: Places) -> Places:
 
 
 def stroke_width(ink: Array | NDArray[np.bool_]) -> float:
-    """A stroke w wide and l long has the area w l and the outline 2 l, whose length is what neighbours differ by."""
+    """A stroke w wide and l long has the area w l and the outline 2 l, which is the sum of what neighbours differ by."""
     framed = np.pad(ink.astype(np.float32), 1)
     down, across = np.diff(framed, axis=0)[:, 1:], np.diff(framed, axis=1)[1:]
     outline = float(np.hypot(down, across).sum())
@@ -111,9 +111,9 @@ def stroke_width(ink: Array | NDArray[np.bool_]) -> float:
 
 
 class Blots(NamedTuple):
-    """Blots of a mask, without dirt: each one's name, its first and last row and column."""
+    """The blots of a mask, without dirt: the name of each, its first and last row and column."""
 
-    numbers: NDArray[np.int64]  # (h, w): names of all, 0 outside
+    numbers: NDArray[np.int64]  # (h, w): names of all, dirt included; 0 outside
     names: Places
     top: Places
     bottom: Places

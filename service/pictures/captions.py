@@ -1,4 +1,4 @@
-"""The names of a sheet's rows, as a column of pixels to stand at its left."""
+"""The names of a sheet's rows, as a column of pixels to its left."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFont
 
-SMALLEST, LARGEST = 9, 16  # pixels of type
+SMALLEST, LARGEST = 9, 16  # pixels: size of the type
 GAP = 6  # pixels around it
 GREY = 190
 

@@ -1,7 +1,7 @@
-"""What a picture shows beside what is meant: a desk, neighbours in a row, words, a phone's own signs. Knows no digits.
+"""Removes what a picture shows besides what is meant: a desk, neighbours in a row, words, a phone's icons and buttons.
 
-What is meant is the tallest, with what lies close to it. All else goes if the picture's border cuts it, or if it is low and far
-off; of what is as tall nobody can say whether it is meant as well, and then nothing is taken away.
+What is meant is the tallest blot with what lies close to it. Everything else is removed if the picture's border cuts it, or if it
+is low and far away. If something far away is not that low, it may be meant too, and then all of that stays. Knows no digits.
 """
 
 from __future__ import annotations
@@ -11,20 +11,20 @@ from numpy.typing import NDArray
 
 from service.pictures.blots import Blots, Mask, edge
 
-MANY = 150  # blots, which are a texture
-HIGH = 0.2  # of the picture's shorter side: with something as high off its border, what lies on it is cut
-CLOSE = 0.25  # of the length of what is meant: what is as near is a part of it
-BESIDE, ABOVE = 0.08, 0.15  # the same, of what the border cuts: beside it, and above or below it
-LOW = 0.45  # of its height: what is lower, and not near, is something else
-WHOLE = 0.95  # of a side of the picture that a desk lies along
-ALONE = 0.97  # of what lies there that a desk is
-STRAIGHT, NEARLY = 2.5, 0.95  # pixels, within which so much of a desk's edge is one line
+MANY = 150  # blots: more of them are a texture
+HIGH = 0.2  # of the picture's shorter side: if something higher is clear of the border, what touches the border is cut by it
+CLOSE = 0.25  # of the length of what is meant: what is this near is part of it
+BESIDE, ABOVE = 0.08, 0.15  # the same for what the border cuts: beside it, and above or below it
+LOW = 0.45  # of the height of what is meant: what is lower, and not near, is something else
+WHOLE = 0.95  # of a side of the picture: a desk lies along at least this much
+ALONE = 0.97  # of a desk: more than this lies between that side and its edge
+STRAIGHT, NEARLY = 2.5, 0.95  # pixels from a straight line, within which this much of a desk's edge lies
 
 
 def meant(blots: NDArray[np.int64]) -> NDArray[np.int64]:
-    """(h, w) of names, 0 outside -> the same, 0 where something else is too."""
+    """(h, w) of names, 0 outside -> the same, also with 0 for everything that is not meant."""
     rim, many = np.unique(edge(blots)), int(blots.max())
-    if many == 1 and not rim.any():  # as of most pictures
+    if many == 1 and not rim.any():  # as in most pictures
         return blots
     every = Blots.of(blots)
     if len(every.names) > MANY:
@@ -44,7 +44,7 @@ def meant(blots: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _near_the_tallest(blots: Blots, of: Mask, beside: float, above: float) -> Mask:
-    """The tallest of some of them, with what is as close to it, and what is as close to both."""
+    """The tallest of the blots in `of`, with whatever is this close to it, and so on for what is close to both."""
     near = np.arange(len(blots.names)) == int((of * blots.height * np.sqrt(blots.width)).argmax())
     while True:
         top, bottom, left, right = _box(blots.some(near))
@@ -57,16 +57,16 @@ def _near_the_tallest(blots: Blots, of: Mask, beside: float, above: float) -> Ma
 
 
 def _box(blots: Blots) -> tuple[int, int, int, int]:
-    """First row, row behind the last, first column and that behind the last."""
+    """First row, row after the last, first column, column after the last."""
     return int(blots.top.min()), int(blots.bottom.max()) + 1, int(blots.left.min()), int(blots.right.max()) + 1
 
 
 def _is_desk(blot: Mask) -> bool:
-    """Whether it lies along one whole side, and ends there at one straight line."""
+    """Whether it lies along one whole side of the picture and ends at a straight line."""
     for side in (blot, blot[::-1], blot.T, blot.T[::-1]):
         if side[0].mean() < WHOLE:
             continue
-        depth = np.where(side.all(axis=0), len(side), side.argmin(axis=0))  # of each column, until it ends
+        depth = np.where(side.all(axis=0), len(side), side.argmin(axis=0))  # in each column, how far it reaches
         places = np.arange(len(depth))
         off = np.abs(np.polyval(np.polyfit(places, depth, 1), places) - depth) if len(depth) > 1 else np.zeros(1)
         if depth.sum() > ALONE * blot.sum() and np.quantile(off, NEARLY) <= STRAIGHT:

@@ -1,8 +1,8 @@
-"""Lines drawn around a digit or along it, which are no part of it: a form's box, a teacher's ring, an underline. Knows no digits.
+"""Removes lines drawn around or under a digit: a form's box, a teacher's ring, an underline. Knows nothing about digits.
 
-A frame is a blot of its own whose outline is a rectangle's, a disc's or an oval's, and what is written lies inside, on all sides
-of it some of the frame. Words beside it say what is asked for, and boxes alike that are empty ask for nothing; anything larger
-there may be meant as well, and then nothing is taken away.
+A frame is a blot of its own, with the outline of a rectangle, a disc or an oval, that has parts on all sides of what is written.
+Words beside it, such as a form's question, are removed with it, and so are empty boxes of the same size. Anything larger there
+may be meant as well, and then nothing is removed.
 """
 
 from __future__ import annotations
@@ -15,31 +15,32 @@ from service.pictures.blots import Blots, Mask, Places, between, components, cro
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rectangle import SQUARE, Rectangle
 
-FILLING = 0.25  # of a frame's shorter side: what is shorter is dirt, as in a 0
-# Of a frame like a 0's outline, a ring or an upright rectangle: what is plain and shorter may be the dot or the stroke in a 0.
+FILLING = 0.25  # of a frame's shorter side: what is shorter is dirt, such as inside a 0
+# Of the length of a frame that looks like a 0, a ring or an upright rectangle: what is plain and shorter may be the dot or the
+# stroke in a 0.
 RINGED, UPRIGHT = 0.6, 0.5
-# Of what is plain: the most of its rows or its columns that meet it twice, or how wide it is, of its length, however bent.
+# What is plain is crossed twice by at most this share of its rows and of its columns; or it is slim, of its length, however bent.
 TWICE, SLIM = 0.1, 0.35
-ALIKE = 0.9  # of the largest frame's sides: what is as large is a frame like it
-AROUND = 0.7  # of the rows and columns of what is framed: those that end at the frame on either side
-BESIDE = 0.6  # of what is framed: how high something outside may be, words of what is asked for; else who knows which is meant
-THIN = 0.12  # of a line's length: the most that it may be high
-BEYOND = 0.18  # of what is written: how far a line must reach to either side
-AWAY = 0.065  # the same, of its height: how far it is from a line; a foot of a 2 that came off is nearer
-# The same: how far a line reaches to both sides together, and to either, that is no foot of it, however near.
+ALIKE = 0.9  # of the largest frame's sides: what is larger than this is a frame like it
+AROUND = 0.7  # of the rows and columns of what is framed: this many meet the frame on either side
+BESIDE = 0.6  # of the length of what is framed: words outside are at most this high; something higher may be meant as well
+THIN = 0.12  # of a line's length: its greatest height
+BEYOND = 0.18  # of the width of what is written: how far a line must reach beyond it on either side
+AWAY = 0.065  # of its height: a line is farther from it than this; the foot of a 2 that came off is nearer
+# Of its height: a line that reaches farther beyond it, on both sides together and on each, is no foot, however near it is.
 FAR, SOME = 0.9, 0.05
-SHORTEST = 0.15  # of a line's length: what is shorter is dirt above a line on which nothing is written
-MANY = 20  # blots, of which none frames others
-NESTED = 3  # frames, one in another
+SHORTEST = 0.15  # of a line's length: what is shorter is dirt above an empty line
+MANY = 20  # blots: among more of them, frames are not looked for
+NESTED = 3  # frames, one inside the other
 
 
 def unframed(departing: Departure) -> Departure | None:
-    """Of what is framed that alone, or all but a line below it; None where there is nothing of the kind."""
+    """Only what is inside a frame, or what stands above a line; None if there is neither."""
     mask = departing.line > FAINT * departing.threshold
     if not departing.written or not _in_parts(mask):
         return None
     numbers = components(mask)
-    if numbers.max() < 2:  # as of nearly all pictures
+    if numbers.max() < 2:  # as in nearly all pictures
         return None
     blots = every = _Blots.of(numbers)
     if len(every.names) > MANY:
@@ -53,23 +54,23 @@ def unframed(departing: Departure) -> Departure | None:
         return None
     kept = np.isin(every.numbers, blots.names)
     others = (every.numbers > 0) & ~kept
-    # Smooth edges are its own as well, but not those of a frame.
+    # What is kept keeps its smooth edges, but gets none of those of a frame.
     alone = np.where(kept | (grown(kept) & ~grown(others)), departing.line, 0)
     return replace(departing, line=alone, framed=framed, lined=departing.lined or above is not None)
 
 
 def _in_parts(mask: Mask) -> bool:
-    """Whether some row meets strokes thrice, as where a frame surrounds one, or meets none between others, as above a line."""
+    """Whether some row crosses three strokes, as with a frame around one, or is empty between others, as above a line."""
     met = crossings(mask)
     rows = np.flatnonzero(met)
     return len(rows) > 0 and (int(met.max()) > 2 or int(rows[-1] - rows[0]) >= len(rows))
 
 
 class _Blots(Blots):
-    """Of which one may be a frame, or a line."""
+    """Blots of which one may be a frame or a line."""
 
     def framed(self) -> _Blots | None:
-        """Those that the largest encloses, if it is a frame; of several boxes alike, those in the only one that is not empty."""
+        """The blots inside the largest, if it is a frame; of several boxes alike, those in the only one that is not empty."""
         if len(self.names) < 2:
             return None
         frames = self._alike()
@@ -85,14 +86,14 @@ class _Blots(Blots):
         return framed if least is not None and framed.longest > least * max(self.width[frame], self.height[frame]) else None
 
     def _alike(self) -> dict[int, Mask]:
-        """The largest and those beside it that are as large, each with what it encloses."""
+        """The largest blot and those outside it that are as large, each with the blots that it encloses."""
         largest = int((self.width * self.height).argmax())
         inside = self._enclosed(largest)
         large = (self.width > ALIKE * self.width[largest]) & (self.height > ALIKE * self.height[largest]) & ~inside
         return {each: inside if each == largest else self._enclosed(each) for each in np.flatnonzero(large).tolist()}
 
     def _enclosed(self, number: int) -> Mask:
-        """Which blots lie in this one."""
+        """Which blots lie inside this one."""
         frame = self.numbers == self.names[number]
         down, across = (self.top + self.bottom) / 2, (self.left + self.right) / 2
         near = (self.top[number] < down) & (down < self.bottom[number])
@@ -100,7 +101,7 @@ class _Blots(Blots):
         return np.array([near[each] and each != number and self._encloses(frame, each) for each in range(len(self.names))])
 
     def _encloses(self, frame: Mask, number: int) -> bool:
-        """Whether some of the frame lies on all sides of a blot, and not too far off."""
+        """Whether parts of the frame lie on all sides of a blot, and not too far away."""
         top, bottom, left, right = (int(sides[number]) for sides in self[2:])
         rows, columns = frame[top : bottom + 1], frame[:, left : right + 1].T
         before_and_after = rows[:, :left][:, ::-1], rows[:, right + 1 :]
@@ -117,24 +118,24 @@ class _Blots(Blots):
         return Rectangle.around(between(frame) | between(frame.T).T)
 
     def _shortest(self, number: int, plain: bool) -> float | None:
-        """What may be written in this one, as a share of its length; None if it has no frame's outline."""
+        """How long what is written in this one must be, as a share of its length; None if it has no frame's outline."""
         shape = self._outline(number)
-        if not plain:  # no 0 has that in it
+        if not plain:  # a 0 has nothing like that inside
             return 0 if shape.fills_as_oval() else None
         if shape.fills():
             return UPRIGHT if shape.bottom - shape.top > SQUARE * (shape.right - shape.left) else 0
         return RINGED if shape.fills_as_disc() else None
 
     def without_a_line(self) -> _Blots | None:
-        """All but the widest, if that is a straight line below them which reaches beyond them on either side, and but for words
-        beside that. Not above: that is where a 7 has its bar."""
+        """All but the widest blot and words beside it, if that is a straight line below the others that reaches beyond them on
+        either side. Not above them: that is where a 7 has its bar."""
         if len(self.names) < 2:
             return None
         widest = int((self.right - self.left).argmax())
         rest = self.some(np.arange(len(self.names)) != widest)
         over_it = (rest.right >= self.left[widest]) & (rest.left <= self.right[widest])
         if over_it.any() and rest.height[~over_it].max(initial=0) <= BESIDE * rest.some(over_it).longest:
-            rest = rest.some(over_it)  # beside it are words of what is asked for
+            rest = rest.some(over_it)  # what is beside the line are words, such as a form's question
         top, bottom, left, right = rest.top.min(), rest.bottom.max(), rest.left.min(), rest.right.max()
         height, beyond = bottom - top + 1, (left - self.left[widest], self.right[widest] - right)
         no_foot = sum(beyond) > FAR * height and min(beyond) > SOME * height
@@ -151,21 +152,21 @@ class _Blots(Blots):
 
 
 def _clear(side: Mask) -> Places:
-    """Of each row how many pixels come before the first that is marked; -1 where none is."""
+    """In each row, how many pixels come before the first marked one; -1 if none is marked."""
     if not side.shape[1]:
         return np.full(len(side), -1)
     return np.where(side.any(axis=1), side.argmax(axis=1), -1)
 
 
 def _apart(written: Mask, line: Mask) -> int:
-    """How many rows are between them in the column where they are nearest; fewer than none if the line is above."""
+    """How many rows lie between them in the column where they are nearest; negative if the line is above."""
     last = len(written) - 1 - written[::-1].argmax(axis=0)
     both = written.any(axis=0) & line.any(axis=0)
     return int((line.argmax(axis=0) - last)[both].min(initial=len(line))) - 1
 
 
 def _plain(blot: Mask) -> bool:
-    """A dot, or a stroke that is not much bent."""
+    """Whether it is a dot, or a stroke that is not bent much."""
     met = crossings(blot), crossings(blot.T)
     if all(np.count_nonzero(each > 1) <= TWICE * np.count_nonzero(each) for each in met):
         return True

@@ -1,7 +1,7 @@
-"""The pixels of a picture by how bright they are: which level parts ink from paper, how far the ink departs. Knows no blots.
+"""The levels of a picture's pixels: which one separates ink from paper, how far the ink departs. Knows nothing about blots.
 
-Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which looks at them anew. np.partition,
-which sorts less, takes ten times as long where most are alike, as on a clean sheet.
+Sorting all pixels once is faster than np.median, np.percentile and np.histogram, each of which goes through them again.
+np.partition, which sorts less, takes ten times as long if most pixels are alike, as on a clean sheet.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from service.bundle import Array
 
 BINS = 64  # of a histogram of light
 FAINTEST = 0.06  # of full scale: what departs from the paper by less is no ink
-FAINT = 0.6  # of the threshold that parts ink from paper: what is printed or drawn as a line may be this pale
+FAINT = 0.6  # of the threshold between ink and paper: printed or drawn lines may be this pale
 OFF = 0.2  # of the ink's strength: what departs by more is not paper
 PALEST = 0.15  # of the ink's strength: what departs by less is paper
-CLEAR, TAIL = 4, 1.5  # times as far as paper departs from itself, ink does; times as many pixels, where there is none, half do
+CLEAR, TAIL = 4, 1.5  # ink departs so many times as far as paper varies; in noise so many times as many pixels depart half as far
 DIAGONAL = math.sqrt(3)  # of a colour cube of side 1
-EXTREME = 8000  # pixels of which one may be brighter than the ink
+EXTREME = 8000  # pixels of which one may depart further than the ink
 
 
 def lightness(colours: Array) -> Array:
-    """(h, w, 3 or 1) -> (h, w) in [0, 1]. Grey alone comes as far along the diagonal of the colour cube as its colour lies."""
+    """(h, w, 3 or 1) -> (h, w) in [0, 1]. A single grey channel comes scaled to the diagonal of the colour cube."""
     if colours.shape[2] == 1:
         return colours[..., 0] * np.float32(1 / DIAGONAL)
     return (colours[..., 0] + colours[..., 1] + colours[..., 2]) * np.float32(1 / 3)  # not mean: slow along so short an axis
 
 
 def quantile(levels: Array, part: float) -> float:
-    """Of levels in ascending order, the one that this part of them, from 0 to 1, lies below."""
+    """The level below which this part, from 0 to 1, of the levels lies; they must be in ascending order."""
     place = part * (len(levels) - 1)
     low, high = float(levels[math.floor(place)]), float(levels[math.ceil(place)])
     return low + (high - low) * (place % 1)
@@ -43,7 +43,7 @@ def median(values: Array) -> float:
 
 
 def otsu(levels: Array) -> float:
-    """The threshold that parts levels, in ascending order, into the two most different groups."""
+    """The threshold that splits levels, in ascending order, into the two most different groups."""
     low, span = float(levels[0]), max(float(levels[-1] - levels[0]), 1e-6)
     edges = low + span / BINS * np.arange(BINS + 1)
     bounds = np.searchsorted(levels, edges.astype(levels.dtype))
@@ -60,8 +60,8 @@ class Departure:
     """How far each pixel departs from the paper, along the line through colour space to the ink."""
 
     line: Array  # (h, w)
-    framed: bool = False  # what is left is what a frame encloses
-    lined: bool = False  # or what stands on a line or above it
+    framed: bool = False  # what is left was inside a frame
+    lined: bool = False  # or stood on a line or above it
     ruled: bool = False  # there were rules from edge to edge
 
     @cached_property
@@ -70,18 +70,18 @@ class Departure:
 
     @cached_property
     def threshold(self) -> float:
-        """What parts ink from paper, where both are there; a few pixels that shine do not move it."""
+        """The level that separates ink from paper, if there are both; a few extreme pixels do not move it."""
         return otsu(np.clip(self.levels, 0, quantile(self.levels, 0.998)))
 
     @cached_property
     def strength(self) -> float:
-        """How far the ink departs: all but a few pixels by less."""
+        """How far the ink departs: all but a few pixels depart by less."""
         few = max(4, self.line.size // EXTREME)
         return float(self.levels[-few if few < self.line.size else -1])
 
     @cached_property
     def grain(self) -> float:
-        """The standard deviation of the sheet's own noise: what neighbours usually differ by, whatever shadows and strokes do."""
+        """The standard deviation of the sheet's own noise, from what neighbours usually differ by despite shadows and strokes."""
         if self.line.size == 1:
             return 0.0
         steps = [np.abs(np.diff(self.line, axis=axis)).ravel() for axis in (0, 1)]
@@ -89,18 +89,18 @@ class Departure:
 
     @cached_property
     def unevenness(self) -> float:
-        """By what paper departs from itself, whatever the reason: a standard deviation, but for the ink that there is."""
+        """How much the paper varies, for whatever reason: a standard deviation, leaving out the ink."""
         return 1.48 * median(np.abs(self.levels[: self._up_to(self.threshold)]))
 
     @cached_property
     def safe_threshold(self) -> float:
-        """Of little ink, the groups that the threshold parts are halves of the noise, or of paper that is the same to a bit."""
+        """A threshold that holds for little ink too, where `threshold` would split the noise, or paper that differs by a bit."""
         sure = min(5 * max(self.unevenness, self.grain), 0.3 * self.strength)
         return max(self.threshold, 2.5 * self.unevenness, PALEST * self.strength, sure)
 
     @cached_property
     def noisy(self) -> bool:
-        """Whether what departs most is the tail of what the paper does, so that more pixels do half as much: ink has few such."""
+        """Whether what departs most is only the tail of the paper's noise: then many more pixels depart half as far."""
         strong = self.levels[self._up_to(self.safe_threshold) :]
         if not len(strong) or quantile(strong, 0.5) >= CLEAR * self.unevenness:
             return False
@@ -108,8 +108,8 @@ class Departure:
         return bool(half - len(strong) > TAIL * len(strong))
 
     def _up_to(self, level: float) -> int:
-        """How many pixels depart by no more."""
-        return int(np.searchsorted(self.levels, np.float32(level), side="right"))  # of a float64 NumPy would copy them all
+        """How many pixels depart by no more than this."""
+        return int(np.searchsorted(self.levels, np.float32(level), side="right"))  # for a float64 NumPy would copy all levels
 
     @property
     def written(self) -> bool:

@@ -1,7 +1,8 @@
-"""A line on which a digit stands, as a form has it for an answer: drawn through its feet, or touched by them. Knows no digits.
+"""Removes a line on which a digit stands, such as a form's line for the answer, even if it runs through the digit's feet.
 
-Unlike a rule it may be one alone, and end inside the picture; unlike a stroke of the digit it goes on, bare and straight, on both
-sides of it. Where ink lies along it, it stays. Low words beside it say what is asked for, and go with it.
+Unlike a rule it may be the only one and end inside the picture; unlike a stroke of the digit it goes on, bare and straight, on
+both sides of it. Ink that lies along it stays. Low words beside it, such as the form's question, are removed with it. Knows
+nothing about digits.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from service.pictures.frames import BESIDE, FAR
 from service.pictures.levels import FAINT, Departure, median
 from service.pictures.rules import EDGE, STEEPEST, STRAIGHT, WIDEST, Rule, Runs, Weight, bare, cleared
 
-ENDING = 0.04  # of a line's length, the part at either end where it is bare
-BELOW = 0.35  # of the height of what stands on it: how much may hang below
-SHORT = 0.15  # of a line's length: what is lower, with all that stands on it, is dirt
+ENDING = 0.04  # of a line's length: the part at either end where it is bare
+BELOW = 0.35  # of the height of what stands on a line: how much may hang below
+SHORT = 0.15  # of a line's length: if the line with all that stands on it is lower, that is dirt
 
 
 def unlined(departing: Departure) -> Departure:
-    """The same without a line on which something stands, if there is one."""
+    """The same without the line on which something stands, if there is one."""
     threshold = FAINT * departing.threshold
     mask = departing.line > threshold
     if not departing.written or mask.shape[1] < 2 * EDGE:
@@ -47,7 +48,7 @@ def unlined(departing: Departure) -> Departure:
 
 
 def _line(blot: Mask) -> tuple[Places, float] | None:
-    """The row of the line in each column of a blot, and how high the rest of it stands on that; None if it does not."""
+    """The row of the line in each column of a blot, and how high the rest of the blot stands on it; None if there is no line."""
     height, wide = blot.shape
     first, last = blot.argmax(axis=0), height - 1 - blot[::-1].argmax(axis=0)
     if wide < 2 * EDGE or last.max() - first.min() + 1 < SHORT * wide:
@@ -63,7 +64,7 @@ def _line(blot: Mask) -> tuple[Places, float] | None:
     is_bare = (np.abs(middle - path) <= STRAIGHT) & (last - first < heavy + STRAIGHT)
     if abs(slope) > STEEPEST or not is_bare[ends].all() or is_bare.all():
         return None
-    begins, ended = int(is_bare.argmin()), wide - int(is_bare[::-1].argmin())  # of what stands there
+    begins, ended = int(is_bare.argmin()), wide - int(is_bare[::-1].argmin())  # columns of what stands on it
     above, below = (float(beyond[begins:ended].max()) for beyond in (path - first, last - path))
     if wide - (ended - begins) < FAR * above or below > BELOW * above or above < SHORT * wide:
         return None

@@ -1,8 +1,8 @@
-"""Any picture of a digit -> one that looks like the training set, or any picture of anything -> its size. Knows no model.
+"""Makes any picture of a digit look like the training set, or scales a picture of anything. Knows nothing about models.
 
-MNIST was made so: the digit, light on black, fitted into a 20x20 box with its proportions kept and its edges smooth, then
-placed with its centre of mass in the middle of 28x28 pixels. So a picture goes through: colours -> ink -> digit -> box.
-One that already is made so is recognised and left alone.
+MNIST was made like this: the digit, light on black, was fitted into a 20x20 box with its proportions kept and its edges smooth,
+then placed with its centre of mass in the middle of 28x28 pixels. Pictures go the same way: colours -> ink -> digit -> box.
+One that was already made like this is recognised and left alone.
 """
 
 from __future__ import annotations
@@ -17,27 +17,28 @@ from service.pictures.blocks import unblocked
 from service.pictures.blots import extremes, stroke_width
 from service.pictures.ink import ink_of
 
-CENTRED = 0.51  # pixels: how far from the middle rounding may have left the centre of mass
+CENTRED = 0.51  # pixels: how far rounding may have moved the centre of mass from the middle
 BRIGHT = 0.5  # every digit of the training set is brighter somewhere
-FINE = 5  # the digit's strokes are judged and mended at so many times the final size
+FINE = 5  # times the final size at which the digit's strokes are measured and corrected
 
-SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the rest is the diamond's
-ROUGH = 3  # fine pixels of reach within which nobody sees that a square has corners
+SQUARE = math.sqrt(2) - 1  # of an octagon's reach: the square's part; the rest is the diamond's
+ROUGH = 3  # fine pixels of reach: up to this nobody sees that a square has corners
 
-BROAD = 4.5  # final pixels: strokes that are broader may be none
-# Of an oval's spread the most that a lamp's reflection, or a dot, spreads: blurred 8s do more, as does what has a hole. Of a
-# reflection the part that fades; of a dot its length, of its width, and how dark nearly all of its middle is.
+BROAD = 4.5  # final pixels: what is broader may not be a stroke
+# A lamp's reflection spreads at most SHINING times as far as an oval, a dot ROUND times; blurred 8s spread further, and so does
+# what has a hole. FADING: the part of a reflection that fades. LONGEST: a dot's length in widths. FULL: how dark nearly all of
+# its middle is.
 SHINING, FADING = 1.012, 0.38
 ROUND, LONGEST, FULL = 1.007, 1.45, 0.97
 
-# Widths of strokes in final pixels, where digits are as large as MNIST's. Nearly all of MNIST's lie between these; others are
-# drawn to the nearer. Where two digits cross, strokes seem thicker than they are.
+# Widths of strokes in final pixels, for digits as large as MNIST's. Nearly all of MNIST's lie between these; others are changed
+# to the nearer of the two. Where two digits cross, strokes seem thicker than they are.
 THINNEST, THICKEST = 2.0, {1: 2.8, 2: 4.2}
 
 
 def pixels(picture: Image.Image, channels: int = 1) -> Array:
-    """(C, H, W) in [0, 1] with nothing changed but the number format; what is transparent is black."""
-    if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion clips at 255 in place of scaling
+    """(C, H, W) in [0, 1] with only the number format changed; transparent parts are black."""
+    if picture.mode.startswith("I"):  # 16 bits of grey: Pillow's own conversion clips at 255 instead of scaling
         levels = np.array(picture, dtype=np.float32)
         levels[levels == picture.info.get("transparency", -1)] = 0
         levels /= 65535
@@ -53,10 +54,10 @@ def pixels(picture: Image.Image, channels: int = 1) -> Array:
 
 
 def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Array:
-    """(C, H, W) in [0, 1]: the whole picture, its proportions kept, black beside it; for sets of something else than ink."""
+    """(C, H, W) in [0, 1]: the whole picture, its proportions kept, black beside it; for data sets that are not of ink."""
     if picture.mode == "1":
         picture = picture.convert("L")
-    if picture.mode in ("L", "LA", "RGB", "RGBA"):  # a photo's pixels are many before they are floats
+    if picture.mode in ("L", "LA", "RGB", "RGBA"):  # before a photo's many pixels become floats
         picture = picture.reduce(max(1, int(max(picture.height / height, picture.width / width) / 4)))
     scale = min(height / picture.height, width / picture.width)
     planes = np.stack([_resized(plane, scale) for plane in pixels(picture, channels)])
@@ -67,7 +68,7 @@ def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Arra
 
 
 def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Array:
-    """(H, W) in [0, 1]; black where there is nothing to be seen. `objects` is how many digits a picture may show."""
+    """(H, W) in [0, 1]; black if there is nothing to see. `objects` is how many digits a picture may show."""
     made = _untouched(picture, height, width, objects)
     if made is None and (single := unblocked(picture)) is not picture:
         picture, made = single, _untouched(single, height, width, objects)
@@ -77,7 +78,7 @@ def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Ar
 
 
 def _untouched(picture: Image.Image, height: int, width: int, objects: int) -> Array | None:
-    """The picture or its negative, where it is made as the training set was."""
+    """The picture or its negative, if it was made like the training set."""
     if picture.size != (width, height):
         return None
     grey: Array = pixels(picture)[0]
@@ -88,13 +89,13 @@ def _untouched(picture: Image.Image, height: int, width: int, objects: int) -> A
 
 
 def _as_trained(image: Array, objects: int) -> bool:
-    """Black around what is bright: a digit that fills the box, its mass in the middle, or two that lie anywhere."""
+    """Whether something bright lies on black: a digit that fills the box, its mass in the middle, or two digits anywhere."""
     height, width = image.shape
-    if image[0, 0] > 0 or image.max() < BRIGHT:  # of two polarities one ends here
+    if image[0, 0] > 0 or image.max() < BRIGHT:  # one of the two polarities ends here
         return False
     if objects > 1:
         return True
-    # dot and nonzero take half of what sum and flatnonzero do, and this looks at every picture of the hottest path.
+    # dot and nonzero take half as long as sum and flatnonzero, and every picture of the hottest path comes through here.
     down, across = image.dot(np.ones(width, np.float32)), image.T.dot(np.ones(height, np.float32))
     (rows,), (columns,) = down.nonzero(), across.nonzero()
     scale = min(height, width) / FRAME[1]
@@ -104,12 +105,12 @@ def _as_trained(image: Array, objects: int) -> bool:
 
 
 def _middle(mass: Array) -> float:
-    """Its centre as index of a pixel: a frame of 28 has its middle at 14, as the training set's authors counted."""
+    """The centre of mass as a pixel's index: a frame of 28 has its middle at 14, as the training set's authors counted."""
     return float(mass.dot(np.arange(len(mass), dtype=np.float32))) / float(mass.sum())
 
 
 def _mended(ink: Array, objects: int, scale: float) -> Array:
-    """The digit alone, fitted into the box, its strokes of a width the network has seen; both are so many times as large."""
+    """The digit alone, fitted into the box, with strokes of a width that the network has seen, both times `scale`."""
     box = BOX[objects]
     digit = _cropped(ink)
     if not digit.size:
@@ -127,7 +128,7 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
 
 
 def _blot(ink: Array) -> bool:
-    """Whether it is an oval, and fades on all sides, as a lamp's reflection does, or is full and nearly round: a dot."""
+    """Whether it is an oval that fades on all sides, like a lamp's reflection, or one that is full and nearly round: a dot."""
     places = np.nonzero(ink > 0.5)
     narrow, wide = np.sqrt(np.linalg.eigvalsh(np.cov(places)).clip(0))  # standard deviations along its axes
     spread = 4 * math.pi * narrow * wide / len(places[0])
@@ -141,9 +142,9 @@ def _blot(ink: Array) -> bool:
 
 
 def _extremes(image: Array, reach: int, choose: np.ufunc) -> Array:
-    """The largest or smallest value within `reach` pixels of each, black all around; Pillow's filters take far longer.
+    """The largest or smallest value within `reach` of each pixel, with black all around; Pillow's filters take far longer.
 
-    Within an octagon, which is a diamond and a square: a square alone would cut square holes into a thick 8.
+    "Within" means in an octagon, made of a diamond and a square: a square alone would cut square holes into a thick 8.
     """
     square = min(reach, max(ROUGH, round(reach * SQUARE)))
     image = np.pad(image, 2 * reach)
@@ -162,7 +163,7 @@ def _cropped(ink: Array) -> Array:
 
 
 def _framed(digit: Array, height: int, width: int) -> Array:
-    """With its centre of mass in the middle, as far as it then stays inside."""
+    """The digit with its centre of mass in the middle of the frame, or as near to it as it fits."""
     frame = np.zeros((height, width), np.float32)
     if not digit.size or not digit.any():
         return frame

@@ -1,8 +1,8 @@
-"""What a picture would be with nothing written on it, and how far it departs from that. Knows no digits.
+"""What a picture would be with nothing written on it, and how far it departs from that. Knows nothing about digits.
 
 Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-all that is narrow is taken away, for hard shadows. Rules printed on it are paper too, and so are frames and a hand's shadow.
-A paper is believed if nearly all of the picture's border looks like it, or else if what does not may be ink.
+everything narrow is removed, for hard shadows. Printed rules count as paper too, and so do frames and a hand's shadow.
+A paper is believed if nearly all of the picture's border looks like it, or if what does not may be ink.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ MOST = 0.75  # share of the border that a smooth surface must explain
 CLEAN = 0.15  # share of the border: ink that touches it covers less
 BLACK = 0.02  # of full scale: what is brighter may be paper in a shadow
 NONE, SOME, GRAVE = range(3)  # doubt that this is the paper
-HELD = 0.5  # of the ink's strength: where what lies inside is weaker, the ink is what hangs together with the border
-ONE_SIDED = 0.35  # of the ink's strength: what departs to the other side by more is not paper
-SHADE = 0.03  # of the picture: what is smaller is no shadow that matters
-DARKER, WIDER = 1.7, 1.2  # than a shadow the ink is, and than ink a shadow is
-LONGER = 2  # than a shadow is wide: some stroke of the ink
+HELD = 0.5  # of the ink's strength: if what lies inside is weaker, the ink is what is connected with the border
+ONE_SIDED = 0.35  # of the ink's strength: where something departs further to the other side, this is not the paper
+SHADE = 0.03  # of the picture: a smaller shadow does not matter
+DARKER, WIDER = 1.7, 1.2  # times: ink is this much darker than a shadow, and a shadow this much wider than ink
+LONGER = 2  # times the width of a shadow: some stroke of the ink is this long
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
 def departure(colours: Array, alone: bool = True) -> Departure:
-    """Of (h, w, 3 or 1) from the paper that is the likeliest; where two digits are looked for, a 0 around a 1 is no frame."""
+    """How far (h, w, 3 or 1) departs from the likeliest paper; if two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
     tried: list[tuple[int, Departure, Departure]] = []
     for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
@@ -47,7 +47,7 @@ def departure(colours: Array, alone: bool = True) -> Departure:
     _, seen, rest = min(tried, key=itemgetter(0))  # the simplest of those with the least doubt
     if not alone:
         return rest
-    if rest is seen:  # no rules, of which it would be one
+    if rest is seen:  # no rules, of which the line could be one
         seen = rest = unlined(seen)
     framed = unframed(seen)
     if framed is not None and not seen.noisy and _is_left(framed, rest):
@@ -56,23 +56,23 @@ def departure(colours: Array, alone: bool = True) -> Departure:
 
 
 def _is_left(framed: Departure, rest: Departure) -> bool:
-    """Whether most of it is there without rules as well: those of squared paper frame parts of each other."""
+    """Whether most of what is framed remains without rules: the rules of squared paper frame parts of each other."""
     inked = framed.line > framed.threshold
     return bool(np.count_nonzero(rest.line[inked] > rest.threshold / 2) > np.count_nonzero(inked) / 2)
 
 
 def _is_black(colours: Array, line: Array, border: Places) -> bool:
-    """Whether this paper is, along the border: light falls into every shadow, and what is blacker was drawn on a screen."""
+    """Whether this paper is black along the border: some light falls into every shadow, so it was drawn on a screen."""
     paper = border[abs(line.ravel()[border]) < NEAR]
     return bool(paper.size) and median(lightness(colours.reshape(-1, 1, colours.shape[2])[paper])) < BLACK
 
 
 def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
-    """Ink departs from its paper to one side, and where it touches the border it is as dark there as elsewhere.
+    """How doubtful a paper is: ink departs from it to one side only, and where it touches the border is as dark as elsewhere.
 
-    A shadow fails: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
-    the dark, light and ink go opposite ways. Blurred ink is pale too, but not even; even ink is told from shadow where nothing
-    is `shaded`.
+    A shadow does not: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
+    the dark, light and ink depart in opposite directions. Blurred ink is pale too, but not even; even ink is told from a shadow
+    only if nothing is `shaded`.
     """
     if not departing.written:
         return NONE
@@ -89,7 +89,7 @@ def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
 
 
 def _unshaded(departing: Departure) -> Departure:
-    """Without the shadow of a hand: it is paler than the ink and wider, and the border cuts it, which it does not the ink."""
+    """Without the shadow of a hand, which is paler and wider than the ink and, unlike the ink, cut by the border."""
     line, few = departing.line, departing.line.size * SHADE
     dark = line > departing.threshold
     if not departing.written or np.count_nonzero(dark) < few or not edge(dark).any():
@@ -101,13 +101,13 @@ def _unshaded(departing: Departure) -> Departure:
     level, wide = line[shade].mean(), stroke_width(shade & ~grown(ink))
     if line[ink].mean() < DARKER * level or wide < WIDER * stroke_width(ink):
         return departing
-    if Blots.of(components(ink)).longest < LONGER * wide:  # where a pale pen rested, or an outline is broken
+    if Blots.of(components(ink)).longest < LONGER * wide:  # this is where a pale pen rested, or a broken outline
         return departing
     return replace(departing, line=np.maximum(line - level, 0))
 
 
 def _border(height: int, width: int) -> Places:
-    """The pixels along the four sides, as places in the flattened picture."""
+    """The pixels along the four sides, as indices into the flattened picture."""
     rim = max(1, max(height, width) // 40)
     border = np.ones((height, width), bool)
     border[rim:-rim, rim:-rim] = False
@@ -115,7 +115,7 @@ def _border(height: int, width: int) -> Places:
 
 
 def _flat(colours: Array, border: Places) -> Array | None:
-    """The corner or border colour that most of the border and corners share."""
+    """The departure from the corner or border colour that most of the border and corners share."""
     rim = colours.reshape(-1, colours.shape[2])[border]
     size = max(1, max(colours.shape[:2]) // 16)
     corners = [
@@ -123,7 +123,7 @@ def _flat(colours: Array, border: Places) -> Array | None:
         for y in (slice(size), slice(-size, None))
         for x in (slice(size), slice(-size, None))
     ]
-    # Of a clean sheet all are one, which need be looked at once.
+    # On a clean sheet they are all the same, and need be looked at only once.
     candidates = [np.array(colour) for colour in dict.fromkeys(tuple(_middle(part)) for part in (*corners, rim))]
     every = np.concatenate(corners)
 
@@ -141,7 +141,7 @@ def _flat(colours: Array, border: Places) -> Array | None:
 
 
 def _smooth(colours: Array, border: Places) -> Array | None:
-    """A quadratic surface through the border, then through every pixel near it."""
+    """The departure from a quadratic surface through the border, then through the pixels near it all over the picture."""
     height, width, channels = colours.shape
     y, x = np.linspace(-1, 1, height), np.linspace(-1, 1, width)
     rim = colours.reshape(-1, channels)[border]
@@ -164,7 +164,7 @@ def _middle(colours: Array) -> Array:
 
 
 def _towards_ink(rest: Array) -> Array:
-    """(h, w, 3 or 1) -> (h, w): along the line on which most of the departing happens, which way most of it goes."""
+    """(h, w, 3 or 1) -> (h, w): along the line on which most of it lies, positive in the direction in which most of it goes."""
     flat = rest.reshape(-1, rest.shape[2])
     line = flat[:, 0]
     if rest.shape[2] > 1:
@@ -183,7 +183,8 @@ def _narrow(colours: Array, border: Places) -> Array:
         _inside(unruled(Departure(departing * np.float32(DIAGONAL))))
         for departing in ((shaded - light) / _lamp(shaded), (light - lit) / _lamp(lit))
     )
-    # Holes and bays of a digit are narrow too, so that both lie inside: but hard shadows fall on paper more than on boards.
+    # Holes and bays of a digit are narrow too, so both may lie inside; dark is preferred, for hard shadows fall on paper more
+    # often than on boards.
     on_rim_of_dark, on_rim_of_bright = (
         float((line.ravel()[border] ** 3).mean() / max((line**3).mean(), 1e-9)) for line in (dark, bright)
     )
@@ -192,7 +193,7 @@ def _narrow(colours: Array, border: Places) -> Array:
 
 
 def _inside(departing: Departure) -> Array:
-    """Without what hangs together with the border, where ink does not: the corner of a shadow is narrow too."""
+    """Without what is connected with the border, unless that is the ink: the corner of a shadow is narrow too."""
     line = departing.line
     blots = components(line > OFF * departing.strength)
     outward = np.zeros(int(blots.max()) + 1, bool)
@@ -209,7 +210,7 @@ def _lamp(light: Array) -> Array:
 
 
 def _opened(values: Array, reach: int) -> Array:
-    """What remains when all that is bright and narrower than the reach both ways is taken away."""
+    """What remains when everything bright and narrower than the reach to both sides is removed."""
     return _widest(-_widest(-values, reach), reach)
 
 

@@ -1,4 +1,4 @@
-"""The smallest rectangle around a blot, turned as the blot lies: whether it is a sheet's, a disc's, or neither."""
+"""The smallest rectangle around a blot, turned as the blot lies, and whether it is that of a sheet, a disc, or neither."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import numpy as np
 
 from service.pictures.blots import Mask
 
-FULL = 0.88  # of its rectangle: an oval fills 0.79, and so does the outline of a 0
-ROUND, SQUARE = 0.74, 1.18  # how much of its rectangle an oval fills, and how much longer one side of a disc's is at most
+FULL = 0.88  # of its rectangle: a rectangular blot fills more; an oval fills 0.79, and so does the outline of a 0
+ROUND, SQUARE = 0.74, 1.18  # how much of its rectangle an oval fills at least; how much longer one side of a disc's is at most
 TURNS = np.radians(np.arange(-45, 45, 1.5))
 LEVEL = int(np.abs(TURNS).argmin())
-# (2, 2 * turns): how far a point (x, y) lies along a side that is turned so, and then how far across
+# (2, 2 * turns): point @ SIDES is, for each turn, how far (x, y) lies along a side turned like this, and then how far across it
 SIDES = np.concatenate([[np.cos(TURNS), np.sin(TURNS)], [-np.sin(TURNS), np.cos(TURNS)]], axis=1)
 
 
@@ -31,7 +31,7 @@ class Rectangle(NamedTuple):
         rows = np.flatnonzero(blot.any(axis=1))
         first, last = blot[rows].argmax(axis=1), blot.shape[1] - blot[rows, ::-1].argmax(axis=1)
         edges = [[first, last, first, last], [rows, rows, rows + 1, rows + 1]]
-        corners = np.array(edges, np.float64).reshape(2, -1).T  # of each row
+        corners = np.array(edges, np.float64).reshape(2, -1).T  # of each row's outermost pixels
         seen = corners @ SIDES
         low, high = (extreme.reshape(2, -1) for extreme in (seen.min(axis=0), seen.max(axis=0)))  # each (2, turns)
         areas = (high - low).prod(axis=0)
@@ -41,7 +41,7 @@ class Rectangle(NamedTuple):
             return Rectangle(float(TURNS[by]), left, right, top, bottom, float(blot.sum() / areas[by]))
 
         smallest = turned(int(areas.argmin()))
-        return turned(LEVEL) if smallest.round else smallest  # a disc does not tell how it lies
+        return turned(LEVEL) if smallest.round else smallest  # a disc has no direction
 
     @property
     def square(self) -> bool:

@@ -1,7 +1,7 @@
-"""Lines printed on the paper, ruled or squared: straight, thin, from edge to edge, and never alone. Knows no digits.
+"""Removes rules printed on ruled or squared paper: straight, thin, from edge to edge, never alone. Knows nothing about digits.
 
-A stroke of a digit that is cut out closely also goes from edge to edge: two or three such lines are taken for strokes where all
-else hangs on them. Where ink crosses a rule it stays: a rule is taken away where it is as wide as rules are, and as pale.
+A stroke of a closely cropped digit also goes from edge to edge: two or three such lines are taken for strokes if everything else
+touches them. Ink that crosses a rule stays: a rule is removed only where it is as wide and as pale as rules are.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from service.bundle import Array
 from service.pictures.blots import Mask, Places, components, crossings
 from service.pictures.levels import FAINT, OFF, Departure, median, quantile
 
-EDGE = 10  # columns at either side of which one must cross rules; the first may lie along one itself
-STEEPEST = 0.18  # of the way across: how far a rule may rise or fall; a slope of ten degrees
-COVERED = 0.85  # of a rule: what is seen of it, or lies under ink
-SEEN = 0.3  # of the way across: a rule of which less is inside, in a corner, is left alone
-FANNED = 4  # pixels of rise by which rules of one sheet may differ, in perspective
+EDGE = 10  # columns at either side: one of them must cross the rules; the first may itself lie along one
+STEEPEST = 0.18  # of the width: how far a rule may rise or fall; a slope of ten degrees
+COVERED = 0.85  # of a rule: at least this much is visible, or lies under ink
+SEEN = 0.3  # of the width: a rule of which less is inside the picture, across a corner, is left alone
+FANNED = 4  # pixels by which the rise of one sheet's rules may differ, in perspective
 BLOCK = 8  # columns that are counted together
-WIDEST = 1 / 30  # of the picture's longer side
-STRAIGHT = 2  # pixels that a rule may lie beside its line
-NEAREST = np.array(sorted(range(-STRAIGHT, STRAIGHT + 1), key=lambda step: (abs(step), -step)))  # and which of them counts first
-DARKER = 2.2  # times as dark as rules is ink that lies along one; where two fine ones cross they are nearly twice as dark
-OWN = 0.2  # of a rule: the part that may be narrower and paler than all are, or it is a heavier one
-ENDS = 4  # columns at either side within which a heavier rule ends
+WIDEST = 1 / 30  # of the picture's longer side: rules are no wider
+STRAIGHT = 2  # pixels by which a rule may deviate from a straight line
+NEAREST = np.array(sorted(range(-STRAIGHT, STRAIGHT + 1), key=lambda step: (abs(step), -step)))  # these, in the order tried
+DARKER = 2.2  # times: ink along a rule is this much darker than rules; where two fine ones cross they are nearly twice as dark
+OWN = 0.2  # of a rule: if no more than this part is as narrow and pale as the other rules, it is a heavier one
+ENDS = 4  # columns at either side that a heavier rule must reach
 HEAVIER = 2  # pixels by which a stroke is wider than the rules of its paper
-STROKES = 3  # edge to edge that a digit may have
-MIDDLE = 0.2  # of the picture to either side of its middle
-BESIDE = 4  # pixels within which a blot hangs on a stroke
+STROKES = 3  # strokes from edge to edge that a digit may have
+MIDDLE = 0.2  # of the picture: a stroke lies within this distance of its middle, a margin does not
+BESIDE = 4  # pixels within which a blot touches a stroke
 
 
 def unruled(departing: Departure) -> Departure:
@@ -48,12 +48,12 @@ def unruled(departing: Departure) -> Departure:
         line = line.T
     if taken is None:
         return departing
-    line, _ = _without(line, threshold, taken)  # across once more: one alone, as a margin is, is a rule if there are others
+    line, _ = _without(line, threshold, taken)  # across once more: a single one, such as a margin, is a rule if there are others
     return replace(departing, line=line, ruled=True)
 
 
 class Weight(NamedTuple):
-    """Of what rules are: how many pixels wide, how dark."""
+    """What rules usually are: how many pixels wide, how dark."""
 
     wide: float
     dark: float
@@ -64,10 +64,10 @@ class Weight(NamedTuple):
 
 
 def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array, Weight | None]:
-    """Without rules that go across, and what they are like: two at least, or one where others have been taken."""
+    """The picture without rules that go across, and their weight; it takes two, or one if others were taken before."""
     mask, least = line > threshold, 1 if taken else 2
     if mask.shape[1] < 2 * EDGE or min(int(crossings(side.T).max()) for side in (mask[:, :EDGE], mask[:, -EDGE:])) < least:
-        return line, taken  # as nearly all pictures
+        return line, taken  # as in nearly all pictures
     runs = Runs.of(mask)
     found = [rule for path in _straight(mask) if (rule := Rule.along(path, line, runs)) is not None]
     if len(found) < least:
@@ -76,7 +76,7 @@ def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array
     rules = bare(found, weight, mask.shape[1])
     without = cleared(line, rules, threshold)
     rest = without > threshold
-    if taken:  # one that is like the others is a margin; a heavier one may be a stroke of what is cut out closely
+    if taken:  # one like the others is a margin; a heavier one may be a stroke of a closely cropped digit
         heavier = weight.wide >= taken.wide + HEAVIER or weight.dark >= DARKER * taken.dark
         stroke = len(rules) == 1 and heavier and (_hangs_on(rules, rest) if rest.any() else rules[0].in_the_middle(len(rest)))
         return (line if stroke else without), taken
@@ -85,7 +85,7 @@ def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array
 
 
 class Runs(NamedTuple):
-    """Of each marked pixel the first and the last row of what hangs together with it in its column."""
+    """For each marked pixel, the first and the last row of its run in that column."""
 
     mask: Mask
     first: Places
@@ -101,7 +101,7 @@ class Runs(NamedTuple):
 
 
 class Rule(NamedTuple):
-    """What lies along a straight line: columns, in each the first and the last row of it, and how dark it is on the line."""
+    """What lies along a straight line: its columns, in each its first and last row, and how dark it is on the line."""
 
     columns: Places
     top: Places
@@ -110,7 +110,7 @@ class Rule(NamedTuple):
 
     @staticmethod
     def along(path: Places, line: Array, runs: Runs) -> Rule | None:
-        """None where nothing does, or what does is wider than rules are."""
+        """None if nothing lies along the path, or something wider than rules are."""
         beside = path + NEAREST[:, None]  # (steps, w)
         inside = np.clip(beside, 0, len(line) - 1)
         marked = runs.mask[inside, np.arange(len(path))] & (inside == beside)
@@ -124,7 +124,7 @@ class Rule(NamedTuple):
         return (self.bottom - self.top + 1).astype(np.float32)
 
     def in_the_middle(self, height: int) -> bool:
-        """Of the picture, as a 1 that is cut out closely is, and as no margin."""
+        """Whether it lies in the middle of the picture, as a closely cropped 1 does and a margin does not."""
         return abs(median((self.top + self.bottom).astype(np.float32)) / 2 / max(height - 1, 1) - 0.5) < MIDDLE
 
     def where(self, chosen: Mask) -> Rule:
@@ -132,7 +132,7 @@ class Rule(NamedTuple):
 
 
 def _straight(mask: Mask) -> Iterator[Places]:
-    """Straight lines that are marked from edge to edge, about: the row in each column, which may lie outside."""
+    """Straight lines that are marked nearly from edge to edge: the row in each column, which may lie outside the picture."""
     height, width = mask.shape
     thicker = mask.copy()  # by a row to either side, for what is not quite straight
     thicker[1:] |= mask[:-1]
@@ -146,13 +146,13 @@ def _straight(mask: Mask) -> Iterator[Places]:
     lengths = np.pad(np.repeat(sizes.astype(np.int32)[:, None], height, axis=1), blank)
 
     def along(rises: Places, blocks: NDArray[np.int32]) -> NDArray[np.int32]:
-        """The sums along the lines through each row that rise so much: (rises, h)."""
+        """For each rise and each row, the sum along the line through that row: (rises, h)."""
         firsts = most + np.rint(rises[:, None] * middles).astype(np.intp)  # (rises, blocks)
         shifted = sliding_window_view(blocks, height, axis=1)  # (blocks, 2 most + 1, h)
         total: NDArray[np.int32] = shifted[np.arange(len(blocks)), firsts].sum(axis=1, dtype=np.int32)
         return total
 
-    tried = np.arange(-most, most + 1, 2)  # a line is thick enough to be met by the next
+    tried = np.arange(-most, most + 1, 2)  # a line is thick enough that every other rise meets it
     whole = np.count_nonzero(along(tried, counts) >= COVERED * width, axis=1)
     if not whole.any():
         return
@@ -169,7 +169,7 @@ def _straight(mask: Mask) -> Iterator[Places]:
 
 
 def bare(rules: Sequence[Rule], weight: Weight, width: int) -> list[Rule]:
-    """Where nothing but the rule lies along each."""
+    """The rules, each only where nothing else lies along it."""
     parts = []
     for rule in rules:
         whole = rule.columns[0] < ENDS and rule.columns[-1] >= width - ENDS
@@ -179,14 +179,14 @@ def bare(rules: Sequence[Rule], weight: Weight, width: int) -> list[Rule]:
 
 
 def _usual(values: Array, of_all: float, whole: bool) -> float:
-    """Along one rule: what it mostly is, and no more than others are, for a digit's bar may lie along most of it. But a heavier
-    one may be more, if it goes from edge to edge, as bars do not."""
+    """What one rule mostly is, but no more than the others, since a digit's bar may lie along most of it. Only a heavier rule may
+    be more, if it goes from edge to edge, which bars do not."""
     levels = np.sort(values)
     return min(quantile(levels, 0.5), max(of_all, quantile(levels, OWN) if whole else 0.0))
 
 
 def cleared(line: Array, rules: Sequence[Rule], threshold: float) -> Array:
-    """Rules and their smooth edges replaced by the paper beside them."""
+    """The picture with rules and their smooth edges replaced by the paper beside them."""
     height, left = len(line), line.copy()
     for rule in rules:
         above = np.where(rule.top >= 2, line[np.maximum(rule.top - 2, 0), rule.columns], np.inf)
@@ -202,7 +202,7 @@ def cleared(line: Array, rules: Sequence[Rule], threshold: float) -> Array:
 
 
 def _are_strokes(rules: Sequence[Rule], rest: Mask) -> bool:
-    """Whether they are a digit's own: nothing lies beyond them, and what is between reaches as far and hangs on them."""
+    """Whether they are a digit's strokes: nothing lies beyond them, and what is between them reaches as far and touches them."""
     drawn = [rule for rule in rules if len(rule.columns)]
     rows, columns = np.flatnonzero(rest.any(axis=1)), np.flatnonzero(rest.any(axis=0))
     if not drawn or not len(rows):
@@ -215,7 +215,7 @@ def _are_strokes(rules: Sequence[Rule], rest: Mask) -> bool:
 
 
 def _hangs_on(rules: Sequence[Rule], rest: Mask) -> bool:
-    """Whether each blot that is left touches one of them."""
+    """Whether each blot that is left touches one of the rules."""
     near = np.zeros_like(rest)
     for rule in (each for each in rules if len(each.columns)):
         middle = np.interp(np.arange(rest.shape[1]), rule.columns, (rule.top + rule.bottom) / 2)

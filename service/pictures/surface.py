@@ -1,4 +1,4 @@
-"""A quadratic surface through colours: paper in the light of a lamp, or of a lens that darkens its corners. Knows no ink."""
+"""A quadratic surface through colours: paper lit by a lamp, or with corners darkened by a lens. Knows nothing about ink."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ NEAR = 0.08  # distance in a colour cube of side 1 that still counts as the same
 
 
 def terms(y: Real, x: Real) -> Real:
-    """(n,), (n,) -> (n, 6): what the surface is a sum of, at these places."""
+    """(n,), (n,) -> (n, 6): the terms that the surface is a sum of, at these places."""
     return np.column_stack([np.ones_like(x), x, y, x * y, x * x, y * y])
 
 
 def fitted(surface: Real, places: Real, colours: Real) -> Real:
-    """(6, channels), terms (n, 6), (n, channels) -> (6, channels): least squares, again and again without what lies far off."""
+    """(6, channels), terms (n, 6), (n, channels) -> (6, channels): least squares, repeated without what lies far off."""
     near = np.zeros(len(colours), bool)
     for _ in range(4):
         off, before = distance(colours, places @ surface), near
@@ -29,7 +29,7 @@ def fitted(surface: Real, places: Real, colours: Real) -> Real:
         if np.array_equal(near, before):
             break
         weighted = places[near]
-        # A little of the flat surface, where the pixels at hand leave the slope open.
+        # A slight preference for a flat surface, in case these pixels leave the slope open.
         normal = weighted.T @ weighted + np.diag([0, 1, 1, 1, 1, 1]) * 1e-3 * len(weighted)
         surface = np.linalg.solve(normal, weighted.T @ colours[near]).astype(np.float64)
     return surface
@@ -46,7 +46,7 @@ def drawn(surface: Real, y: Real, x: Real) -> Array:
 
 
 def distance(colours: NDArray[Any], others: NDArray[Any]) -> NDArray[Any]:
-    """(n, channels), the same or (channels,) -> (n,). Quicker than a norm along so short an axis."""
+    """(n, channels), the same or (channels,) -> (n,). Faster than a norm along so short an axis."""
     apart = colours - others
     far: NDArray[Any] = np.sqrt(np.einsum("nc,nc->n", apart, apart))
     return far
