@@ -1,4 +1,7 @@
-"""Logs on standard error, one line per record, each with its request's id. They never hold pictures, tokens or queries."""
+"""Logs on standard error, one line per record (console tracebacks take more), each with its request's id.
+
+They never hold pictures, tokens or queries.
+"""
 
 from __future__ import annotations
 
