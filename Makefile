@@ -18,7 +18,7 @@ install: .venv/all       ## everything: service, training, tools
 run: .venv/service       ## serve models/ on http://127.0.0.1:8000
 	$(BIN)/capserve serve
 
-# Processes that each have as many threads of OpenBLAS and torch as there are cores would stand in each other's way.
+# If each process had as many threads of OpenBLAS and torch as there are cores, they would slow each other down.
 TOGETHER := OMP_NUM_THREADS=1 $(BIN)/pytest --dist worksteal --numprocesses
 test: .venv/test         ## the service's tests, warnings as errors: four at a time, the page's by two, then those that must be alone
 	$(TOGETHER) 4 --ignore tests/playground --ignore tests/training -m "not alone"
@@ -61,13 +61,13 @@ docker-test:             ## the CPU's image and the compose files on a real Dock
 	$(PYTHON) docker/trial.py $(DOCKER_TEST)
 
 PYTHONS := $(shell sed -n 's/^requires-python = "\(.*\)"/\1/p' pyproject.toml)
-.venv/bin/python:        # looked at first: a .venv of the wrong Python would have to be removed by hand
+.venv/bin/python:        # checked first: a .venv of the wrong Python would have to be removed by hand
 	@$(PYTHON) -c 'import re, sys; found = sys.version_info[:2]; \
 	    low, high = (tuple(map(int, each.split("."))) for each in re.findall(r"[\d.]+", "$(PYTHONS)")); \
 	    low <= found < high or sys.exit("expected Python $(PYTHONS), found %d.%d; name another: make PYTHON=python3.12" % found)'
 	$(PYTHON) -m venv .venv
 
-# With torch not with constraints-cuda.txt: it names the versions of CUDA and cuDNN, and ONNX Runtime takes them too.
+# Beside torch not with constraints-cuda.txt: torch sets the versions of CUDA and cuDNN, and ONNX Runtime uses them too.
 CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/lib/python*/site-packages/torch),,-c constraints-cuda.txt))
 .venv/service: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
 	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME)]'

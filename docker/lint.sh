@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Everything under docker/ and docker-compose.yml, by whichever of its linters are installed; each that is not is named.
+# Checks docker/ and docker-compose.yml with whichever linters are installed, and names those that are not.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 PATH=$PWD/.venv/bin:$PATH
@@ -30,7 +30,7 @@ if has promtool; then
 fi
 
 if has kubernetes-validate; then
-  # Kustomizations and the Prometheus operator's ServiceMonitor are not Kubernetes' own; tests/docker looks at those.
+  # Kustomizations and the Prometheus operator's ServiceMonitor are not Kubernetes' own; tests/docker checks those.
   kubernetes-validate --strict --quiet --no-warn docker/kubernetes/base/*.yaml
   if has kubectl; then
     built=$(mktemp --suffix .yaml)

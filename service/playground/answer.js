@@ -1,13 +1,13 @@
-/** An answer of /predict, shown: the verdict in words, the lengths as bars, what was seen beside what is believed. */
+/** Shows an answer of /predict: the verdict in words, the lengths as bars, what was seen beside what is believed. */
 
 import { announce, byId, element, named, say } from "./dom.js";
 import { FIRST, SECOND, paint, paintDifference, read, wipe } from "./pixels.js";
 
 const TILES = ["seen", "believed", "difference"];
-const RARE = "1"; // per cent: of the network's own digits as few lead by so little
+const RARE = "1"; // key in `margins`: the lead that only this per cent of the network's own digits do not reach
 const OBJECTS = ["first", "second"]; // their colours in style.css
 const FROM_POSE = byId("believed-hint").textContent;
-const [PHOTO, MADE_ALIKE] = ["draw-hint", "seen-hint"].map((id) => byId(id).textContent); // of a model for which ink is found, and boxed
+const [PHOTO, MADE_ALIKE] = ["draw-hint", "seen-hint"].map((id) => byId(id).textContent); // for a model whose pictures have their ink found and boxed
 
 /** The PNGs in an answer: what was seen, and what is believed of each object. */
 export async function readPictures({ input, objects }) {
@@ -20,7 +20,7 @@ const several = (model) => model?.manifest.max_objects > 1;
 const arranged = ({ image_shape: [, height, width] }) => (width >= 1.5 * height ? "side by side" : "one over the other");
 const digits = (classes) => classes.every((label) => /^\d$/.test(label));
 
-/** What to draw for a model; before any is known, what most take. */
+/** What to draw for a model; before one is known, what most models take. */
 export function invitation(model) {
   const known = digits(model?.classes ?? []);
   if (several(model)) return `Draw two ${known ? "different digits" : "of its classes"}, ${arranged(model)}`;
@@ -61,7 +61,7 @@ export class AnswerView {
     this.#captions("Nothing seen yet", "Nothing believed yet", "No difference yet", FROM_POSE);
   }
 
-  /** `begun`: of another picture than the last, whose answer is news though it be the same. */
+  /** `begun`: the picture is another than the last, so its answer is announced even if it is the same. */
   show(answer, seen, believed, begun) {
     const { objects, probabilities } = answer;
     const labels = objects.map(({ label }) => label);
@@ -128,7 +128,7 @@ export class AnswerView {
   }
 }
 
-/** Which colour is which of two digits. */
+/** Says which of two digits has which colour. */
 function legend(labels) {
   return labels.map((label, index) => element("span", {}, element("i", { class: `key ${OBJECTS[index]}` }), named(label)));
 }

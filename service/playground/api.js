@@ -1,11 +1,11 @@
-/** The service's HTTP API, as this page needs it. Knows no page: what goes wrong is thrown, as one of the three below. */
+/** What this page needs of the service's HTTP API. It does not touch the page: errors are thrown, as one of the three below. */
 
-const KEY = "capserve.key"; // in sessionStorage: this tab's, and back with it where a browser reopens it
-const LIMIT = 20000; // milliseconds for an answer; the service gives up after half of that, unless it is set otherwise
-const SLOWEST = 16; // bytes that go up in a millisecond on the slowest line: what is sent takes its time before an answer can begin
-const GLANCE = 4000; // the same, for a look whether it is back
+const KEY = "capserve.key"; // in sessionStorage: for this tab, and there again if the browser reopens it
+const LIMIT = 20000; // milliseconds for an answer; by default the service gives up after half of that
+const SLOWEST = 16; // bytes per millisecond on the slowest line: an upload takes its time before an answer can begin
+const GLANCE = 4000; // milliseconds for a check whether the service is back
 
-/** The service said no; its sentence says what to do. */
+/** The service refused; its sentence says what to do. */
 export class Refused extends Error {
   constructor(status, detail) {
     super(detail);
@@ -13,7 +13,7 @@ export class Refused extends Error {
   }
 }
 
-/** The service asks to be asked again in `seconds`. */
+/** The service wants to be asked again in `seconds`. */
 export class Busy extends Error {
   constructor(detail, seconds) {
     super(detail);
@@ -21,15 +21,15 @@ export class Busy extends Error {
   }
 }
 
-/** Nobody answered, or not to the end, or not the service. */
+/** There was no answer, an incomplete one, or one that is not the service's. */
 export class Unreachable extends Error {}
 
 export class Api {
   #told;
   #key = null;
 
-  /** `told({ command, note, milliseconds, stages })` hears of every picture that was asked for and given; of one that was refused,
-   *  `told({ command, note, status })`. */
+  /** `told({ command, note, milliseconds, stages })` is called for every picture that was asked for and answered,
+   *  `told({ command, note, status })` for one that was refused. */
   constructor(told) {
     this.#told = told;
   }
@@ -47,7 +47,7 @@ export class Api {
     return (await this.#ask(`models/${encodeURIComponent(name)}`, asJson, { signal })).content;
   }
 
-  /** `picture` is a blob and, where the user has it or can save it as a file, its name; `note` says what is to be done for that. */
+  /** `picture` is a blob and, if the user has it or can save it as a file, its name; `note` says what to do for that. */
   async predict(picture, model, signal) {
     const path = `predict?${new URLSearchParams({ model, input: true })}`;
     const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
@@ -55,7 +55,7 @@ export class Api {
     return this.#tell(asked, () => posted(address(path), picture, this.#known()), picture.note);
   }
 
-  /** GET /reconstruct and what is below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
+  /** GET /reconstruct and the paths below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
   async draw(path, parameters, { signal, quiet = false } = {}) {
     const query = `${path}?${new URLSearchParams(parameters)}`;
     const asked = this.#ask(query, asPicture, { signal });
@@ -63,8 +63,8 @@ export class Api {
     return this.#tell(asked, () => `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
   }
 
-  /** Whether to ask again: any answer of the service's own will do, which is not ready while another model fails, and any no of a
-   *  proxy that lets nobody see /readyz. */
+  /** Whether to ask again. Any answer of the service's own counts, since it is not ready while another model fails, and any refusal
+   *  by a proxy that hides /readyz. */
   async ready() {
     try {
       const response = await request("readyz", { cache: "no-store", signal: until(GLANCE) });
@@ -78,7 +78,7 @@ export class Api {
     return this.#key ?? stored((storage) => storage.getItem(KEY));
   }
 
-  /** `take(response)` reads the body, which may break off as everything else may. */
+  /** `take(response)` reads the body, which may fail like everything else. */
   async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
     const key = this.#known();
     if (key) headers = { ...headers, "X-API-Key": key };
@@ -94,15 +94,15 @@ export class Api {
       throw new Unreachable("the service does not answer");
     }
     if (response.ok) return { content, milliseconds, timing: response.headers.get("Server-Timing") ?? "" };
-    if (response.status === 502) throw new Unreachable(content); // of a proxy, behind which nobody is
-    if ([429, 503, 504].includes(response.status)) { // the first is a proxy's, where many ask
+    if (response.status === 502) throw new Unreachable(content); // of a proxy with no server behind it
+    if ([429, 503, 504].includes(response.status)) { // 429 is a proxy's, when many ask
       throw new Busy(content, Number(response.headers.get("Retry-After")) || 1);
     }
     throw new Refused(response.status, content);
   }
 
-  /** The content of what was asked, once it is told how it went; a command may be as long as its picture, and nobody reads those of
-   *  requests that were dropped. */
+  /** Returns the content once `told` is called. The command is made only then: it may be as long as its picture, and nobody reads
+   *  those of requests that were dropped. */
   async #tell(asked, command, note = "") {
     try {
       const { content, milliseconds, timing } = await asked;
@@ -115,13 +115,13 @@ export class Api {
   }
 }
 
-/** fetch, with what a proxy's login left in the browser. It says that a script asks: then no answer makes the browser ask its user for a
- *  password, which the page does itself. */
+/** fetch, with the credentials that a proxy's login left in the browser. The header says that a script asks: then no answer makes the
+ *  browser ask for a password, which the page does itself. */
 function request(path, { headers, ...how }) {
   return fetch(address(path), { ...how, headers: { ...headers, "X-Requested-With": "XMLHttpRequest" } });
 }
 
-/** AbortSignal.any of `signal` and AbortSignal.timeout, which tablets in classrooms lack. */
+/** Does the work of AbortSignal.any and AbortSignal.timeout, which tablets in classrooms lack. */
 function until(milliseconds, signal) {
   const both = new AbortController();
   setTimeout(() => both.abort(), milliseconds);
@@ -130,7 +130,7 @@ function until(milliseconds, signal) {
   return both.signal;
 }
 
-/** Where a browser is told to store nothing, the mere mention of its storage throws: then the key lasts until the page goes. */
+/** In a browser that is set to store nothing, mere access to its storage throws: then the key lasts as long as the page. */
 function stored(use) {
   try {
     return use(sessionStorage);
@@ -143,17 +143,17 @@ const asJson = (response) => response.json();
 
 async function asPicture(response) {
   const blob = await response.blob();
-  if (!blob.type.startsWith("image/")) throw new TypeError("no picture"); // but perhaps somebody's page to log in
+  if (!blob.type.startsWith("image/")) throw new TypeError("no picture"); // perhaps a login page
   return blob;
 }
 
-/** Relative to the page, so that the service may live below any path of a host; without a login that was opened with it, with which
- *  browsers fetch nothing, and which is nobody's to copy. */
+/** A URL relative to the page, so that the service may be below any path of a host; without a user and password in the page's URL,
+ *  with which browsers refuse to fetch, and which nobody should copy. */
 function address(path) {
   return Object.assign(new URL(path, document.baseURI), { username: "", password: "" }).href;
 }
 
-/** `detail` of problem+json; a proxy on the way may have answered in something else. */
+/** The `detail` of problem+json; a proxy on the way may have answered in another format. */
 async function sentence(response) {
   const large = response.status === 413 ? ": the picture is larger than a server in between takes" : "";
   const otherwise = `the answer was ${response.status} ${response.statusText}`.trim() + large;
@@ -171,7 +171,7 @@ function stages(header) {
 
 const keyed = (key) => (key ? ' -H "X-API-Key: $CAPSERVE_API_KEY"' : "");
 
-/** A file of the user's is named; a drawing is nowhere but in this page, so the command carries it. */
+/** The command names a file of the user's; a drawing exists only in this page, so the command contains it. */
 async function posted(url, picture, key) {
   if (picture.name) return `curl -s${keyed(key)} -F ${quoted(`file=@"${picture.name.replace(/["\\]/g, "\\$&")}"`)} '${url}'`;
   const image = await base64(picture.blob);

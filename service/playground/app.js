@@ -1,4 +1,4 @@
-/** The page's parts, put together: what is drawn is asked about, and what is answered is shown. */
+/** Puts the page's parts together: sends what is drawn, and shows what is answered. */
 
 import { AnswerView, invitation, readPictures } from "./answer.js";
 import { Api, Refused } from "./api.js";
@@ -14,8 +14,8 @@ import { PosePanel } from "./pose.js";
 import { SweepDialog } from "./sweep.js";
 import { acceptPictures } from "./upload.js";
 
-const LIVE = 80; // milliseconds between two questions while the pen moves
-const LOOK = 15000; // milliseconds between two looks what is served, if anything is
+const LIVE = 80; // milliseconds between two requests while the pen moves
+const LOOK = 15000; // milliseconds between two checks of what is served, if anything is
 
 const api = new Api(showCommand);
 const connection = new Connection(api, tell);
@@ -32,18 +32,18 @@ const examples = new Examples({
 const work = { models: new Latest(), predict: new Latest(LIVE), pose: new Latest(), morph: new Latest(), sweep: new Latest() };
 
 let wanted = new URLSearchParams(location.search).get("model");
-let model = null; // as GET /models/{name} tells it
+let model = null; // as GET /models/{name} returns it
 let pictures = null; // what is believed of each object of the last answer
-let keyGiven = false; // one that nothing has been answered to yet
-let keeping = 0; // the timer of another try
-let late = 0; // the timer after which the answer to another drawing goes
-let awaited = false; // whether it stands there that there is no answer yet
-let begun = true; // another digit than the last answer's, so its pose begins untouched
-let gone = history.state?.file; // the picture that was on the slate when the page went, which does not come back with it
+let keyGiven = false; // a key was entered, and nothing has been answered with it yet
+let keeping = 0; // timer of the next try to keep the drawing
+let late = 0; // timer after which the answer to the previous drawing is cleared
+let awaited = false; // whether the page says that there is no answer yet
+let begun = true; // this is another digit than the last answer's, so its pose begins unmoved
+let gone = history.state?.file; // name of the picture on the slate when the page was left; it does not come back
 
 // Asking
 
-/** `ask(signal)`, for as long as it takes; its answer goes to `show`, at once, unless something newer has come. */
+/** Runs `ask(signal)` until it has an answer, which goes to `show` at once unless something newer has come. */
 function start(kind, ask, show, options) {
   if (kind === "predict") byId("answer").setAttribute("aria-busy", true);
   work[kind].ask(async (signal) => {
@@ -60,7 +60,7 @@ function start(kind, ask, show, options) {
   }, options);
 }
 
-/** What is served, and whether anything is. A model that was replaced is taken up anew: its old poses mean nothing now. */
+/** Asks what is served, if anything is. A model that was replaced is set up anew: its old poses mean nothing now. */
 function askModels() {
   start("models", async (signal) => {
     const models = await api.models(signal);
@@ -70,11 +70,11 @@ function askModels() {
     return { models, missed, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
   }, ({ models, missed, chosen }) => {
     const options = [...byId("model").options].map(({ value }) => value);
-    if (models.map(({ name }) => name).join() !== options.join()) { // else one that is open would close
+    if (models.map(({ name }) => name).join() !== options.join()) { // otherwise an open list would close
       byId("model").replaceChildren(...models.map(({ name }) => element("option", { value: name }, name)));
     }
     byId("model").disabled = false;
-    if (byId("key").contains(document.activeElement)) byId("model").focus(); // or the focus would go with the form
+    if (byId("key").contains(document.activeElement)) byId("model").focus(); // otherwise the focus would go with the form
     byId("key").hidden = true;
     keyGiven = false;
     if (chosen === model) byId("model").value = model.name;
@@ -91,7 +91,7 @@ function chooseModel(name) {
   askModels();
 }
 
-/** A model that is not served is not waited for: it would take the place of another in the middle of the work. */
+/** Stops asking for a model that is not served: once it is, it would replace the present one in the middle of the work. */
 function forget(name) {
   wanted = null;
   keep();
@@ -120,7 +120,7 @@ function setModel(chosen) {
   gone = null;
 }
 
-/** Nobody wants the answer any more. */
+/** Drops requests whose answer nobody wants any more. */
 function drop(...kinds) {
   if (kinds.includes("predict")) stopWaiting();
   for (const kind of kinds) work[kind].drop();
@@ -151,7 +151,7 @@ function predict(options) {
   }, options);
 }
 
-/** What there was to see and to turn was of another drawing. */
+/** Clears the answer and what could be turned: they belong to another drawing. */
 function unanswered(...told) {
   awaited = false;
   answers.clear(...told);
@@ -192,16 +192,16 @@ function drawSweep() {
 
 // Showing
 
-/** What the empty slate says: what to draw, or what lies there that has no picture yet. */
+/** Writes on the empty slate what to draw, or the name of a file that cannot be shown. */
 const invite = () => say(byId("invitation"), drawing.hidden || invitation(model));
 
-/** To the docs and back, or loaded anew, and drawing and model are still there: they lie with this entry of the tab's history. At once
- * and not when the page goes: then browsers take no more of it, and a phone that needs memory drops a hidden page without another word. */
+/** Keeps drawing and model in this entry of the tab's history, so that they survive a visit to the docs and a reload. This is done at
+ * once, not when the page is left: then browsers accept no more, and a phone that needs memory drops a hidden page without notice. */
 function keep() {
   clearTimeout(keeping);
   try {
     history.replaceState({ drawing: drawing.kept, file: drawing.file }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : location.pathname);
-  } catch { // Safari takes a hundred in half a minute
+  } catch { // Safari allows a hundred in half a minute
     keeping = setTimeout(keep, 1000);
   }
 }
@@ -213,7 +213,7 @@ function offerToMorph() {
 
 let waiting = 0;
 
-/** The service's state in the corner; what is over in a moment is not shown. */
+/** Shows the service's state in the corner, unless it lasts only a moment. */
 function tell(state, sentence) {
   clearTimeout(waiting);
   const before = byId("state").dataset.state;
@@ -242,7 +242,7 @@ function refuse(kind, error) {
     if (kind === "predict") unanswered("No answer yet", "It comes once you enter the key.");
     return askForKey();
   }
-  if (kind !== "models") askModels(); // the model may have been replaced, and its poses or its name refused for that
+  if (kind !== "models") askModels(); // the model may have been replaced, and its poses or name refused because of that
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
     const whose = error.status < 500 ? "The service cannot use this picture." : "The picture may be fine; see what went wrong.";
@@ -251,14 +251,14 @@ function refuse(kind, error) {
   notice(kind, fault ? `This page failed: ${error.message}. Reload it to continue.` : error.message);
 }
 
-/** What is no refusal, and over with the next stroke. */
+/** Shows a sentence that is no refusal, and goes with the next stroke. */
 const remark = (sentence) => notice("remark", sentence);
 
 function notice(kind, sentence) {
   byId("refused").dataset.kind = kind;
   byId("refused").classList.toggle("bad", kind !== "remark");
-  if (kind === "models") say(byId("refusal"), sentence); // which is asked for again and again
-  else byId("refusal").replaceChildren(sentence); // read out again, of another picture, though it be the same
+  if (kind === "models") say(byId("refusal"), sentence); // not read out again each time that models are asked for
+  else byId("refusal").replaceChildren(sentence); // read out again even if it is the same, since the picture is another
   byId("refused").hidden = false;
 }
 
@@ -272,10 +272,10 @@ function askForKey() {
   sweep.close();
   say(byId("state"), "needs its key");
   byId("state").dataset.state = "locked";
-  if (!asked || keyGiven) { // else somebody may be writing there already, or elsewhere
+  if (!asked || keyGiven) { // otherwise somebody may be typing there already, or elsewhere
     say(byId("key").querySelector("label"), keyGiven ? "That is not the key; try again" : "This service needs its key");
     byId("key-field").focus();
-    if (keyGiven) announce(byId("key").querySelector("label").textContent); // the focus was there, and what has it is not read again
+    if (keyGiven) announce(byId("key").querySelector("label").textContent); // the field had the focus already, so it is not read out again
   }
   keyGiven = false;
 }
@@ -290,7 +290,7 @@ drawing.addEventListener("change", ({ detail }) => {
   invite();
   byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
   begun ||= detail.begun;
-  if (detail.begun) drop("predict"); // or its answer would be taken for this one's
+  if (detail.begun) drop("predict"); // otherwise its answer would be taken for this one's
   forgive("remark");
   predict({ now: !detail.drawing });
   if (!detail.drawing) keep();
@@ -303,20 +303,20 @@ const forgetPicture = acceptPictures({
 });
 byId("dismiss").addEventListener("click", () => {
   byId("refused").hidden = true;
-  byId("answer").focus({ preventScroll: true }); // or it would be nowhere
+  byId("answer").focus({ preventScroll: true }); // otherwise the focus would be lost
 });
 document.querySelector(".skip").addEventListener("click", (event) => {
-  event.preventDefault(); // a jump within the page would be an entry of its own in the history, one that knows no drawing
+  event.preventDefault(); // a jump within the page would add an entry to the history, without the drawing
   byId("answer").focus();
 });
 visualViewport?.addEventListener("resize", () => byId("slate").classList.toggle("zoomed", visualViewport.scale > 1));
 byId("undo").addEventListener("click", () => drawing.undo());
 byId("clear").addEventListener("click", () => drawing.clear());
 document.addEventListener("keydown", (event) => {
-  const foreign = /^(?!\p{Script=Latin})\p{L}$/u.test(event.key); // Cyrillic, say, which has no z: there it is the key's place
+  const foreign = /^(?!\p{Script=Latin})\p{L}$/u.test(event.key); // Cyrillic, for example, has no z: there the key's position counts
   const undoes = foreign ? event.code === "KeyZ" : event.key?.toLowerCase() === "z";
   if (!undoes || !(event.ctrlKey || event.metaKey) || event.shiftKey) return;
-  if (event.target.matches("[type=number], [type=password]") || byId("sweep").open) return; // what is typed there is undone
+  if (event.target.matches("[type=number], [type=password]") || byId("sweep").open) return; // the browser undoes typing there
   event.preventDefault();
   if (drawing.undoable) drawing.undo();
 });
@@ -330,7 +330,7 @@ byId("key").addEventListener("submit", (event) => {
   byId("key-field").value = "";
   keyGiven = true;
   drop("predict", "pose", "morph");
-  model = null; // all of it is asked anew
+  model = null; // so that all is asked anew
   askModels();
 });
 const look = () => document.visibilityState === "visible" && askModels();

@@ -1,4 +1,4 @@
-/** What was last asked of the service, as a line for a shell, and how long it took. */
+/** Shows the last request to the service as a shell command, and how long it took. */
 
 import { announce, byId, say } from "./dom.js";
 
@@ -10,12 +10,12 @@ export function showCommand({ command, note, status, milliseconds, stages: { tot
   const parts = Object.entries(stages).map(([name, value]) => `${name} ${value.toFixed(1)}`);
   const inside = total === undefined ? "" : `${total.toFixed(1)} ms in the service${parts.length ? ` (${parts.join(", ")})` : ""}; `;
   const whole = `${milliseconds.toFixed(0)} ms`;
-  const cached = milliseconds < total; // what the service says it took was then
+  const cached = milliseconds < total; // the service's figure is of the earlier request
   const took = cached ? `${whole}, from this browser’s cache.` : `${inside}${whole} for the round trip.`;
   say(byId("latency"), `${note && `${note} `}${took}`);
 }
 
-/** The clipboard is the browser's to give: over plain HTTP from another host it is not, and then the line is selected instead. */
+/** Copies the command. Over plain HTTP from another host browsers give no access to the clipboard: then it is selected instead. */
 export async function copyCommand() {
   const line = byId("command").firstElementChild;
   try {

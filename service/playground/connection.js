@@ -1,10 +1,10 @@
-/** Keeps asking a service that is away or busy, and says so; whoever asked just waits for the answer. */
+/** Keeps asking a service that is away or busy, and says so; callers just wait for the answer. */
 
 import { Busy, Unreachable } from "./api.js";
 
 const FIRST = 500; // milliseconds between two tries, growing to
 const LAST = 4000;
-const LONGEST = 30; // seconds that a busy service is left alone, whatever it asks for: somebody is waiting
+const LONGEST = 30; // most seconds before a busy service is asked again, whatever it says: somebody is waiting
 
 export class Connection {
   #api;
@@ -18,7 +18,7 @@ export class Connection {
     this.#tell = tell;
   }
 
-  /** The result of `work()`, asked again until there is one, or until nobody wants it any more. */
+  /** Returns the result of `work()`, repeated until there is one or nobody wants it any more. */
   async persist(work, signal) {
     this.#asking += 1;
     this.#tell("asking");
@@ -32,7 +32,7 @@ export class Connection {
             await wanted(pause(Math.min(LONGEST, error.seconds) * 1000), signal);
           } else if (error instanceof Unreachable) {
             this.#tell("unreachable", error.message);
-            await wanted(pause(delay), signal); // it may be ready and yet not answer this
+            await wanted(pause(delay), signal); // the service may be ready and yet not answer this
             await wanted((this.#back ??= this.#wait()), signal);
           } else {
             throw error;
@@ -42,11 +42,11 @@ export class Connection {
       }
     } finally {
       this.#asking -= 1;
-      if (!this.#asking) this.#tell("ready"); // it answered, be it no
+      if (!this.#asking) this.#tell("ready"); // it answered, even if it refused
     }
   }
 
-  /** Until the service is ready; all who wait share this one wait. */
+  /** Waits until the service is ready; all callers share one wait. */
   async #wait() {
     for (let delay = FIRST; !(await this.#api.ready()); delay = grown(delay)) await pause(delay);
     this.#back = null;
@@ -56,6 +56,6 @@ export class Connection {
 const grown = (delay) => Math.min(LAST, delay * 1.5);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
-/** Until that is over, or nobody waits for it any more. */
+/** Waits until `wait` is over, or nobody wants it any more. */
 const wanted = (wait, signal) =>
   Promise.race([wait, new Promise((resolve) => (signal?.aborted ? resolve() : signal?.addEventListener("abort", resolve)))]);

@@ -1,8 +1,8 @@
-/** The ten digits as a pen writes them: strokes of points, in parts of the slate's shorter side. Examples to begin with. */
+/** The ten digits as a pen writes them, as examples: strokes of points, in fractions of the slate's shorter side. */
 
-const BOX = 0.74; // of the slate, in the middle
+const BOX = 0.74; // fraction of the slate, in the middle
 
-/** Part of an ellipse; degrees, clockwise from the right. */
+/** Part of an ellipse; angles in degrees, clockwise from the right. */
 function arc(x, y, across, down, from, to) {
   return Array.from({ length: 25 }, (_, step) => {
     const angle = ((from + ((to - from) * step) / 24) * Math.PI) / 180;
@@ -23,7 +23,7 @@ const STROKES = {
   9: [[...arc(0.48, 0.31, 0.23, 0.23, -25, -372), [0.7, 0.5], [0.67, 0.7], [0.61, 0.93]]],
 };
 
-/** The strokes of a class, or nothing where it is no digit: a "3" among letters is whatever these call so. */
+/** The strokes of a class, or undefined unless the classes are the ten digits: a "3" among letters could be anything. */
 export function strokesOf(label, classes) {
   if ([...classes].sort().join() !== Object.keys(STROKES).join()) return undefined;
   const place = (value) => 0.5 + (value - 0.5) * BOX;

@@ -1,4 +1,4 @@
-/** The few words that the other modules need to speak to the page. */
+/** What the other modules need to work with the page. */
 
 export const PATIENCE = 250; // milliseconds after which waiting is shown
 
@@ -15,17 +15,17 @@ export function element(tag, attributes = {}, ...children) {
   return made;
 }
 
-/** Not an OffscreenCanvas, which tablets in classrooms lack. */
+/** A canvas of its own; not an OffscreenCanvas, which tablets in classrooms lack. */
 export function sheetOf(width, height) {
   return Object.assign(document.createElement("canvas"), { width, height });
 }
 
-/** What is on a canvas as a file, `type` and perhaps `quality` being toBlob's. */
+/** The content of a canvas as a file; `how` is toBlob's `type` and perhaps `quality`. */
 export function blobOf(canvas, ...how) {
   return new Promise((resolve) => canvas.toBlob(resolve, ...how));
 }
 
-/** Whether a button can be used; where it cannot any more and has the focus, that goes to `heir` and not to nowhere. */
+/** Enables or disables a button; if it has the focus when it is disabled, that goes to `heir` and is not lost. */
 export function enable(button, possible, heir) {
   const focused = document.activeElement === button;
   button.disabled = !possible;
@@ -37,7 +37,7 @@ export function say(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
-/** What a screen reader reads out, the same words again too: a new node is news. What is to be seen stands elsewhere. */
+/** Makes a screen reader read out words, even the same as before, since a new node is a change. They are not visible. */
 export function announce(words) {
   byId("announcement").replaceChildren(element("span", {}, words));
 }

@@ -1,26 +1,26 @@
-/** What is on the slate: strokes and pictures, with undo. Knows no service; says `change` when there is something new to see. */
+/** What is on the slate: strokes and pictures, with undo. Knows no service; dispatches `change` when there is something new to see. */
 
 import { blobOf, sheetOf } from "./dom.js";
 
-const INK = 0.085; // width of a stroke, of the slate's shorter side
-const SENT = 224; // pixels of that side, as it is sent
-const SHIFT = 0.07; // of it: how far two pictures that lie on each other are moved apart
+const INK = 0.085; // width of a stroke, as a fraction of the slate's shorter side
+const SENT = 224; // pixels of that side in the picture that is sent
+const SHIFT = 0.07; // fraction of that side by which two overlaid pictures are each moved apart
 const REMEMBERED = 100; // steps of undo
-const PHOTOGRAPHS = 5; // of them, with pictures of the user's: each is megabytes
-const PALM = 1000; // milliseconds after a pen's last move in which a touch is the hand that holds it
-const [REST, STILL] = [300, 0.03]; // milliseconds, and of that side: a touch that moves less in more is a hand that lies there
+const PHOTOGRAPHS = 5; // steps of those with pictures of the user's, which take megabytes each
+const PALM = 1000; // milliseconds after a pen's last event in which a touch counts as the hand that holds it
+const [REST, STILL] = [300, 0.03]; // milliseconds, fraction of that side: a touch that moves less in a longer time is a resting hand
 const NOTHING = { pictures: [], strokes: [] };
 
 export class Drawing extends EventTarget {
   #canvas;
-  #aspect = 1; // width of the slate, of its height
-  #sheet = NOTHING; // never changed but replaced, so that undo can go back to it
+  #aspect = 1; // width of the slate divided by its height
+  #sheet = NOTHING; // replaced and never changed, so that undo can go back to it
   #before = [];
   #stroke = null; // the one that is being drawn
   #pointer = null;
   #touched = false; // that stroke is a finger's, or a palm's
-  #began = 0; // when
-  #penned = -Infinity; // when a pen was last here
+  #began = 0; // when that stroke began
+  #penned = -Infinity; // when a pen was last seen
 
   constructor(canvas) {
     super();
@@ -31,7 +31,7 @@ export class Drawing extends EventTarget {
     new ResizeObserver(() => this.#render()).observe(canvas);
   }
 
-  /** A slate of the shape of a model's pictures. */
+  /** Gives the slate the shape of a model's pictures. */
   set aspect(aspect) {
     this.#aspect = aspect;
     this.#canvas.parentElement.style.setProperty("--aspect", aspect);
@@ -51,12 +51,12 @@ export class Drawing extends EventTarget {
     return this.#foreign?.name ?? "";
   }
 
-  /** The same, of one that cannot be shown. */
+  /** The name of a file that is on the slate but cannot be shown. */
   get hidden() {
     return this.#foreign?.image ? "" : this.file;
   }
 
-  /** For those who do not see it. */
+  /** Describes the slate to those who cannot see it. */
   describe() {
     const { pictures, strokes } = this.#sheet;
     if (this.#foreign) return `the picture ${this.#foreign.name}`;
@@ -65,7 +65,7 @@ export class Drawing extends EventTarget {
     return parts.join(", ") || "empty";
   }
 
-  /** What outlives the page, as plain data: a sheet of strokes, and of examples made of them; one with a picture does not. */
+  /** What outlives the page, as plain data: a sheet of strokes and of examples made of strokes, but not one with a picture. */
   get kept() {
     return this.#sheet.pictures.every((each) => each.strokes) ? this.#sheet : NOTHING;
   }
@@ -83,21 +83,21 @@ export class Drawing extends EventTarget {
     if (!this.empty) this.#replace(NOTHING);
   }
 
-  /** A picture of the user's, sent as it is for as long as nothing is drawn over it. `image` is null when it cannot be shown. */
+  /** Takes a picture of the user's, sent unchanged until something is drawn over it. `image` is null if it cannot be shown. */
   put(image, blob, name, file) {
     this.#replace({ pictures: [{ image, blob, name, file, foreign: true }], strokes: [] });
   }
 
-  /** An example, { name, image } or { name, strokes }: chalk on slate, so more may be drawn; `over` lays it on one that is there. */
+  /** Takes an example, { name, image } or { name, strokes }: in chalk, so more may be drawn; `over` lays it over one that is there. */
   place(example, over) {
     const kept = over && !this.#foreign ? this.#sheet : NOTHING;
     const below = kept.pictures.slice(-1);
     const shift = Math.max(SHIFT, (this.#aspect - 1) / 2); // beside each other where there is room
     const pictures = [...below.map((each) => ({ ...each, shift: -shift })), { ...example, shift: below.length ? shift : 0 }];
-    this.#replace({ pictures, strokes: below.length ? [] : kept.strokes }); // two at most: what was drawn beside one goes
+    this.#replace({ pictures, strokes: below.length ? [] : kept.strokes }); // two at most: strokes beside the first are removed
   }
 
-  /** { blob, name, note } to send; the name is that of a file of the user's, or which the note says how to come by. */
+  /** The { blob, name, note } to send; the name is that of a file that the user has, or gets by doing what the note says. */
   async picture() {
     if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
     const [width, height] = [this.#aspect, 1 / this.#aspect].map((sides) => Math.round(SENT * Math.max(1, sides)));
@@ -117,7 +117,7 @@ export class Drawing extends EventTarget {
     if (this.#touched && (pens || this.#rests(event))) this.undo();
     if (this.#pointer !== null || event.button > 0) return;
     event.preventDefault();
-    // Over a photograph nothing can be drawn that would be seen: the stroke begins a new sheet.
+    // A stroke over a photograph would not be visible, so it begins a new sheet.
     const kept = this.#foreign ? NOTHING : this.#sheet;
     const stroke = [this.#point(event)];
     this.#replace({ pictures: kept.pictures, strokes: [...kept.strokes, stroke] }, true);
@@ -131,7 +131,7 @@ export class Drawing extends EventTarget {
   #extend(event) {
     if (event.pointerType === "pen") this.#penned = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
-    if (!event.buttons) return this.#end(event); // it was lifted where nothing was said of it
+    if (!event.buttons) return this.#end(event); // it was lifted without an event to tell
     const events = event.getCoalescedEvents?.() ?? [];
     this.#stroke.push(...(events.length ? events : [event]).map((each) => this.#point(each)));
     this.#show(this.#sheet, true);
@@ -140,24 +140,24 @@ export class Drawing extends EventTarget {
   #end(event) {
     if (event.pointerType === "pen") this.#penned = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
-    if (event.type === "pointercancel" && this.#touched) return this.undo(); // it was a palm or a gesture, says the system
+    if (event.type === "pointercancel" && this.#touched) return this.undo(); // the system says it was a palm or a gesture
     this.#letGo();
     this.#show(this.#sheet);
   }
 
-  /** Whether the touch that draws has lain where it is till now. */
+  /** Whether the touch that draws has rested in its place until now. */
   #rests({ timeStamp }) {
     const [[startX, startY]] = this.#stroke;
     return timeStamp - this.#began > REST && this.#stroke.every(([x, y]) => Math.hypot(x - startX, y - startY) < STILL);
   }
 
-  /** The stroke under way is at its end, whatever its pointer still does. */
+  /** Ends the stroke under way, whatever its pointer still does. */
   #letGo() {
     this.#pointer = this.#stroke = null;
     this.#touched = false;
   }
 
-  /** In parts of the square in the slate's middle, so that a drawing survives a turned phone. */
+  /** A point in fractions of the square in the slate's middle, so that a drawing survives turning the phone. */
   #point(event) {
     const { left, top, width, height } = this.#canvas.getBoundingClientRect();
     const side = Math.min(width, height);
@@ -192,7 +192,7 @@ function remembered(sheets) {
   return sheets.slice(Math.max(sheets.length - REMEMBERED, 1 + (photographs.at(-PHOTOGRAPHS - 1) ?? -1)));
 }
 
-/** An example on a canvas of its own. */
+/** Draws an example on a canvas of its own. */
 export function sketch(canvas, example) {
   const { color, backgroundColor } = getComputedStyle(canvas);
   render(canvas.getContext("2d"), color, backgroundColor, { pictures: [example], strokes: [] });
@@ -203,7 +203,7 @@ function render(context, chalk, slate, sheet) {
   const side = Math.min(width, height);
   context.fillStyle = slate;
   context.fillRect(0, 0, width, height);
-  context.translate((width - side) / 2, (height - side) / 2); // to the square in the middle
+  context.translate((width - side) / 2, (height - side) / 2); // to the square in the middle of the canvas
   Object.assign(context, { strokeStyle: chalk, lineWidth: INK * side, lineCap: "round", lineJoin: "round" });
   for (const { image, strokes = [], shift = 0, foreign } of sheet.pictures) {
     write(context, side, strokes, shift);
@@ -212,10 +212,10 @@ function render(context, chalk, slate, sheet) {
     const [across, down] = [image.width * scale, image.height * scale];
     const place = [(side - across) / 2 + shift * side, (side - down) / 2, across, down];
     if (foreign) {
-      context.fillStyle = "#999"; // below what is transparent: on it ink is seen, be it black or white
+      context.fillStyle = "#999"; // behind what is transparent: black and white ink are both visible on it
       context.fillRect(...place);
     } else {
-      context.globalCompositeOperation = "lighten"; // so that of two examples both stay to be seen
+      context.globalCompositeOperation = "lighten"; // so that two examples both stay visible
     }
     context.drawImage(image, ...place);
     context.globalCompositeOperation = "source-over";
@@ -228,7 +228,7 @@ function write(context, side, strokes, shift) {
   for (const stroke of strokes) trace(context, stroke.map(([x, y]) => [(x + shift) * side, y * side]));
 }
 
-/** A smooth line: its curves meet in the middles between points. */
+/** Draws a smooth line whose curves meet halfway between points. */
 function trace(context, points) {
   const [[x, y]] = points;
   context.beginPath();
@@ -238,6 +238,6 @@ function trace(context, points) {
     context.quadraticCurveTo(atX, atY, (atX + nextX) / 2, (atY + nextY) / 2);
   });
   const [endX, endY] = points.at(-1);
-  context.lineTo(endX + 0.01, endY); // a line without any length would not be drawn, and a dot is one
+  context.lineTo(endX + 0.01, endY); // a line without length, as of a dot, would not be drawn
   context.stroke();
 }

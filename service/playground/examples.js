@@ -1,4 +1,4 @@
-/** Examples to begin with: digits as a pen writes them; of other classes what the model itself draws of each, its prototype. */
+/** Examples to begin with: digits as a pen writes them; for other classes each one's prototype, as the model draws it. */
 
 import { strokesOf } from "./digits.js";
 import { byId, element } from "./dom.js";
@@ -18,24 +18,24 @@ export class Examples {
     this.#refuse = refuse;
   }
 
-  /** A button for each class, to be pressed as soon as there is something on it. */
+  /** Makes a button for each class, enabled as soon as there is something on it. */
   show(model) {
     const buttons = model.classes.map((label) => {
       const canvas = element("canvas", { width: SIDE, height: SIDE, "aria-hidden": "true" });
-      const name = strokesOf(label, model.classes) ? [] : [element("span", {}, label)]; // of a drawing that may not tell
+      const name = strokesOf(label, model.classes) ? [] : [element("span", {}, label)]; // the drawing may not be recognisable
       return element("button", { type: "button", "aria-label": `Example ${label}`, title: label, disabled: true }, canvas, ...name);
     });
     byId("examples").replaceChildren(...buttons);
     buttons.forEach((button, index) => this.#fill(button, model, model.classes[index]));
   }
 
-  /** Each as it comes; one that does not leaves the others. */
+  /** Fills a button when its picture is there; if one fails, the others stay. */
   async #fill(button, model, label) {
     try {
       const strokes = strokesOf(label, model.classes);
       const example = strokes ? { name: label, strokes } : { name: label, image: await this.#prototype(model, label) };
-      if (!button.isConnected) return; // these are another model's by now
-      button.disabled = false; // before it is drawn, or in forced colours it would look as if it were not
+      if (!button.isConnected) return; // the buttons are another model's by now
+      button.disabled = false; // before drawing, or in forced colours it would look disabled
       sketch(button.firstChild, example);
       button.addEventListener("click", () => this.#place(example, model));
     } catch (error) {

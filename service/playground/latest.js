@@ -1,4 +1,4 @@
-/** One piece of work at a time, and of what comes meanwhile only the newest: who draws quickly shall not queue up answers. */
+/** Runs one piece of work at a time, and of those that come meanwhile only the newest, so that quick drawing queues up nothing. */
 
 export class Latest {
   #pause;
@@ -6,7 +6,7 @@ export class Latest {
   #waiting = null;
   #running = null;
 
-  /** At least `pause` milliseconds pass from the first asking to the start, and so from one start to the next, unless an asker says `now`. */
+  /** At least `pause` milliseconds pass from the first `ask` to the start, and so from one start to the next, unless a caller says `now`. */
   constructor(pause = 0) {
     this.#pause = pause;
   }
@@ -19,7 +19,7 @@ export class Latest {
     this.#run();
   }
 
-  /** Whether more is to be done after what is being done. */
+  /** Whether more work waits for the present one to end. */
   get more() {
     return Boolean(this.#waiting);
   }

@@ -17,11 +17,11 @@ export class MorphPanel {
   constructor(changed) {
     this.#changed = changed;
     for (const end of ENDS) byId(`keep-${end}`).addEventListener("click", () => this.#keep(end));
-    // Here it is not reported: the focus would come back from whatever was clicked, and the click be lost.
+    // A wrong number is not reported here: the focus would return from whatever was clicked, and the click would be lost.
     byId("steps").addEventListener("change", () => byId("steps").checkValidity() && this.complete && this.#changed());
   }
 
-  /** Poses of another model mean nothing to this one. */
+  /** Forgets what was kept: poses of another model mean nothing to this one. */
   setModel() {
     this.#kept = {};
     say(EXPLANATION, HOW);
@@ -54,7 +54,7 @@ export class MorphPanel {
     return `${byId("steps").valueAsNumber} drawings from ${start} to ${end}`;
   }
 
-  /** `what` is what `describe` said when it was asked for. */
+  /** `what` is what `describe` returned when the strip was asked for. */
   show(picture, what) {
     picture.alt = what;
     this.#show(element("div", { class: "plate" }, picture));

@@ -1,13 +1,13 @@
-/** Pictures as a canvas reads them, and back onto one in the slate's colours. */
+/** Reads pictures by means of a canvas, and paints them onto others in the slate's colours. */
 
 import { sheetOf } from "./dom.js";
 
-const sheet = sheetOf(1, 1).getContext("2d", { willReadFrequently: true }); // for all that is read
+const sheet = sheetOf(1, 1).getContext("2d", { willReadFrequently: true }); // for all reading
 const SLATE = [17, 21, 28];
 const CHALK = [247, 244, 236];
 export const FIRST = [255, 178, 90]; // of two digits on top of each other
 export const SECOND = [92, 188, 255];
-const MISSING = [255, 134, 205]; // in the picture, and not in what is believed of it
+const MISSING = [255, 134, 205]; // in the picture, but not in what is believed
 const ADDED = [118, 226, 160];
 
 /** A PNG, as blob or data URI -> ImageData. */
@@ -20,7 +20,7 @@ export async function read(png) {
   return sheet.getImageData(0, 0, width, height);
 }
 
-/** A PNG as an <img> that can be shown at once; whoever takes it off the page calls its `forget`. */
+/** A PNG as an <img> that can be shown at once; whoever takes it off the page must call its `forget`. */
 export async function shown(png) {
   const picture = new Image();
   picture.src = URL.createObjectURL(png);
@@ -29,12 +29,12 @@ export async function shown(png) {
   return picture;
 }
 
-/** data: is not fetched but unpacked here, so that the page's policy need not allow it. */
+/** Unpacks a data: URI here instead of fetching it, so that the page's policy need not allow that. */
 function unpacked(uri) {
   return new Blob([Uint8Array.from(atob(uri.slice(uri.indexOf(",") + 1)), (letter) => letter.charCodeAt(0))]);
 }
 
-/** One picture as it is, white being chalk; several of one size on top of each other, each in one of `colours` alone. */
+/** Paints one picture as it is, with chalk for white, or several of one size over each other, each in one of `colours`. */
 export function paint(canvas, pictures, colours) {
   const [{ width, height, data }] = pictures;
   if (!colours) return mixed(canvas, width, height, (i, channel) => [[data[4 * i + channel] / 255, CHALK]]);
@@ -42,7 +42,7 @@ export function paint(canvas, pictures, colours) {
   mixed(canvas, width, height, (i) => pictures.map((picture, index) => [grey(picture, i), colours[index]]));
 }
 
-/** What is in the picture and not in what is believed, and the other way round; in other colours, both. All are of one size. */
+/** Paints what is in the picture but not in what is believed, and the reverse, each in its colour. All are of one size. */
 export function paintDifference(canvas, picture, believed) {
   mixed(canvas, picture.width, picture.height, (i) => [4 * i, 4 * i + 1, 4 * i + 2].map((at) => {
     const left = picture.data[at] - Math.min(255, believed.reduce((sum, { data }) => sum + data[at], 0));
@@ -51,10 +51,10 @@ export function paintDifference(canvas, picture, believed) {
 }
 
 export function wipe(canvas) {
-  canvas.width = canvas.width; // as the standard has it, this clears
+  canvas.width = canvas.width; // according to the standard this clears it
 }
 
-/** Each pixel is the slate with light of some colours on it. */
+/** Paints each pixel as the slate with light of some colours on it. */
 function mixed(canvas, width, height, lights) {
   canvas.width = width;
   canvas.height = height;

@@ -1,4 +1,4 @@
-/** The pose in the hand: a slider for each of its dimensions, and the picture that the decoder makes of it. */
+/** The pose that can be turned: a slider for each of its dimensions, and the picture that the decoder makes of it. */
 
 import { byId, element, enable, named, say } from "./dom.js";
 import { paint } from "./pixels.js";
@@ -30,7 +30,7 @@ export class PosePanel {
     this.setObjects([]);
   }
 
-  /** What the manifest says each dimension does, where it says so; those that do the same are told apart by their numbers. */
+  /** What each dimension does, if the manifest says so; those that do the same are told apart by their numbers. */
   get names() {
     const told = this.#model.manifest.dimensions.map(({ name }) => name);
     const often = (name) => told.indexOf(name) !== told.lastIndexOf(name);
@@ -39,7 +39,7 @@ export class PosePanel {
     );
   }
 
-  /** The objects of an answer; none for an empty slate, which leaves the model's own prototypes to turn. */
+  /** Takes the objects of an answer; none for an empty slate, so that the model's own prototypes can be turned. */
   setObjects(objects, { begun = true } = {}) {
     const chosen = begun ? 0 : Math.max(0, objects.findIndex(({ label }) => label === this.object?.label)); // the longest comes first
     const asLabel = begun || !this.#objects.length ? "" : byId("as-label").value;
@@ -66,7 +66,7 @@ export class PosePanel {
     return Number(document.querySelector("#objects input:checked")?.value ?? 0);
   }
 
-  /** The query of what is turned, without how far. */
+  /** The query for what is turned, without how far. */
   get subject() {
     const asLabel = byId("as-label").value;
     const subject = this.object ? [["pose", this.object.pose]] : [["label", asLabel]];
@@ -99,7 +99,7 @@ export class PosePanel {
   #slider(name, dim) {
     const id = `dim-${dim}`;
     const input = element("input", { type: "range", id, min: -REACH, max: REACH, step: STEP, value: 0 });
-    const figure = element("span", { class: "figure", "aria-hidden": "true" }); // the slider itself says it
+    const figure = element("span", { class: "figure", "aria-hidden": "true" }); // the slider itself is read out
     const back = element("button", { type: "button", class: "back", "aria-label": `Reset ${name}`, title: "Reset" }, "↺");
     const show = () => {
       const value = Number(input.value);
@@ -110,7 +110,7 @@ export class PosePanel {
     };
     const set = (value) => ((input.value = value), show());
     input.addEventListener("input", () => (show(), this.#moved()));
-    let before = null; // where it stood when a finger came down, which may only be about to scroll: then nothing has moved
+    let before = null; // its value when a finger came down, restored if the finger only scrolls
     input.addEventListener("pointerdown", ({ pointerType }) => (before = pointerType === "touch" ? input.value : null));
     input.addEventListener("pointercancel", () => before === null || (set(before), this.#moved()));
     back.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
@@ -137,7 +137,7 @@ export class PosePanel {
   #offerObjects(chosen) {
     const labels = this.#objects.length > 1 ? this.#objects.map(({ label }) => named(label)) : [];
     const there = [...byId("objects").querySelectorAll("label")];
-    if (labels.join() !== there.map((each) => each.textContent).join()) { // else one that has the focus would lose it
+    if (labels.join() !== there.map((each) => each.textContent).join()) { // otherwise one that has the focus would lose it
       for (const each of there) each.remove();
       byId("objects").append(...labels.map((label, index) => this.#radio(label, index)));
     }
@@ -159,7 +159,7 @@ export class PosePanel {
   }
 }
 
-/** With a sign and a true minus, so that figures below each other stand still. */
+/** A number with a sign and a true minus, so that figures below each other stay aligned. */
 export function signed(value) {
   return value === 0 ? "0.00" : `${value > 0 ? "+" : "−"}${Math.abs(value).toFixed(2)}`;
 }

@@ -13,8 +13,8 @@ export class SweepDialog {
     byId("close-sweep").addEventListener("click", () => this.close());
     let pressed = null;
     dialog.addEventListener("pointerdown", ({ target }) => (pressed = target));
-    dialog.addEventListener("click", ({ target }) => { // of text that is selected beyond the edge the click is the dialog's, too
-      if (target === dialog && pressed === dialog) this.close(); // beside it: its page fills it
+    dialog.addEventListener("click", ({ target }) => { // a text selection that ends beyond the edge is a click on the dialog, too
+      if (target === dialog && pressed === dialog) this.close(); // a click beside it: its page fills it
     });
     dialog.addEventListener("close", () => {
       this.#forget();
@@ -23,15 +23,15 @@ export class SweepDialog {
   }
 
   get query() {
-    return [["low", -REACH], ["high", REACH], ["steps", STEPS], ["names", false]]; // the names are text here, for all to read
+    return [["low", -REACH], ["high", REACH], ["steps", STEPS], ["names", false]]; // this page shows the names as text, for all to read
   }
 
-  /** Opens at once, and waits in the open. */
+  /** Opens at once, and says that the pictures are being drawn. */
   open(whose, names) {
     this.#forget();
     say(byId("sweep-hint"), `Each row moves one dimension of ${whose} from ${signed(-REACH)} to ${signed(REACH)}; the others stay as they were before any slider was moved.`);
     byId("sheet").replaceChildren(element("p", { class: "hint" }, `Drawing ${names.length * STEPS} pictures …`));
-    byId("sweep").append(byId("notices"), byId("announcement")); // what is behind an open dialog is in its shade, and not read out
+    byId("sweep").append(byId("notices"), byId("announcement")); // behind an open dialog they would be dimmed, and not read out
     byId("sweep").showModal();
   }
 

@@ -1,14 +1,14 @@
-/** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name, file)`; image is null where the browser cannot show
- *  it, `file` is what a command can send: { name, note }. What else is to say about them goes to `remark(sentence)`.
- *  Returns what to call where something newer than a picture that is still being read has taken its place. */
+/** Pictures from outside: chosen, dropped or pasted. Calls `take(image, blob, name, file)`; image is null if the browser cannot show
+ *  it, `file` is what a command can send: { name, note }. Whatever else there is to say goes to `remark(sentence)`.
+ *  Returns a function to call when something newer takes the place of a picture that is still being read. */
 
 import { PATIENCE, blobOf, sheetOf } from "./dom.js";
 
-const LARGE = 1 << 20; // bytes; a photo beyond is scaled down here, since the network looks at so few pixels of it
-const MOST = (10 << 20) + 1; // bytes; the service takes one less, unless it is set otherwise, and says so
-const [MOST_PIXELS, LONGEST] = [25_000_000, 20_000]; // the same of a picture's area, and of its sides
+const LARGE = 1 << 20; // bytes; a larger photo is scaled down here, since the network looks at so few of its pixels
+const MOST = (10 << 20) + 1; // bytes; by default the service takes one less, and says so
+const [MOST_PIXELS, LONGEST] = [25_000_000, 20_000]; // the service's limits on a picture's area and sides
 const SIDE = 1600;
-const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are made into JPEG here
+const READ = ["image/png", "image/jpeg", "image/webp", "image/bmp"]; // by the service; others are converted to JPEG here
 
 export function acceptPictures({ input, slate, take, remark }) {
   let newest = null;
@@ -36,7 +36,7 @@ export function acceptPictures({ input, slate, take, remark }) {
     input.value = ""; // so that the same file can be chosen again
   });
   document.addEventListener("paste", (event) => {
-    if (event.target.matches?.("[type=number], [type=password]")) return; // of a spreadsheet's cell both the words and a picture come
+    if (event.target.matches?.("[type=number], [type=password]")) return; // a spreadsheet's cell is pasted as both text and picture
     if (event.clipboardData?.files.length) event.preventDefault();
     offer(event.clipboardData?.files, true);
   });
@@ -57,7 +57,7 @@ export function acceptPictures({ input, slate, take, remark }) {
   return () => (newest = null);
 }
 
-/** The file that a command is to name, and what the user has to do before there is one. */
+/** The file that a command names, and what the user has to do before it exists. */
 function saved(name, as, pasted) {
   if (as?.needed) {
     const jpeg = `${name.replace(/\.\w*$/, "")}${as.scaled && "-small"}.jpg`;
@@ -67,19 +67,19 @@ function saved(name, as, pasted) {
   return { name, note: as ? `${first} This page sent it as a JPEG${as.scaled}.`.trim() : first };
 }
 
-/** The picture to show, what is sent of it, and `as` where that is not the file itself: whether the service would not take the file,
- *  and the size where it is another. */
+/** The picture to show, the blob to send and, if that is not the file itself, `as`: whether the service would refuse the file, and the
+ *  size if it is another. */
 async function prepared(file) {
   const whole = await createImageBitmap(file).catch(() => null);
   if (!whole) return { image: null, blob: await held(file) };
-  const { width, height } = whole; // a bitmap that is closed has none
-  const image = await small(whole).catch(() => null); // where memory is short, or a browser scales nothing
+  const { width, height } = whole; // a closed bitmap has none
+  const image = await small(whole).catch(() => null); // if memory is short, or the browser cannot scale
   if (!image) return { image, blob: await held(file) };
   const large = width * height > MOST_PIXELS || Math.max(width, height) > LONGEST;
   if (READ.includes(file.type) && file.size <= LARGE && !large) return { image, blob: await held(file) };
   const sheet = sheetOf(image.width, image.height);
   const context = sheet.getContext("2d");
-  context.fillStyle = "white"; // JPEG knows nothing transparent, and ink on nothing is mostly dark
+  context.fillStyle = "white"; // JPEG has no transparency, and ink on transparent ground is mostly dark
   context.fillRect(0, 0, sheet.width, sheet.height);
   context.drawImage(image, 0, 0);
   const as = {
@@ -89,7 +89,7 @@ async function prepared(file) {
   return { image, blob: await blobOf(sheet, "image/jpeg", 0.92), as };
 }
 
-/** Undo remembers pictures, so none may take a hundred megabytes. */
+/** Scales a picture down: undo remembers pictures, so none may take a hundred megabytes. */
 async function small(image) {
   const scale = SIDE / Math.max(image.width, image.height);
   if (scale >= 1) return image;
@@ -99,8 +99,8 @@ async function small(image) {
   return smaller;
 }
 
-/** The bytes themselves, since a file may change or go before it is sent. Of what it does not read the beginning will do, for the
- *  service to say what it is; and what is no picture goes as plain bytes: JSON it would read as a request. */
+/** Reads the bytes, since a file may change or go before it is sent. If the service does not read its type, the beginning is enough
+ *  for the service to say what it is. What is no picture goes as plain bytes: JSON would be read as a request. */
 async function held(file) {
   const type = file.type.startsWith("image/") ? file.type : "application/octet-stream";
   return new Blob([await file.slice(0, READ.includes(type) ? MOST : LARGE).arrayBuffer()], { type });

@@ -1,4 +1,4 @@
-"""What this process may use of the machine: ONNX Runtime would count the host's cores, which a container does not have."""
+"""What this process may use of the machine: ONNX Runtime would count the host's cores, not those of the container."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ FASTER_IN_INT8 = DOT_PRODUCTS | {"avx2"}
 
 
 def available() -> int:
-    """Cores that the affinity mask and the cgroup's quota leave us, at least one."""
+    """Return the cores that the affinity mask and the cgroup's quota leave us, at least one."""
     affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = _quota()
     return affinity if quota is None else max(1, min(affinity, math.ceil(quota)))
@@ -25,7 +25,7 @@ def is_faster_in_int8() -> bool:
 
 
 def has_dot_products() -> bool:
-    """Of int8. AVX2 has none, and in what stands for them there sums of two products saturate."""
+    """Whether the CPU has int8 dot products. AVX2 has none, and what replaces them there saturates on sums of two products."""
     return not DOT_PRODUCTS.isdisjoint(_flags())
 
 
@@ -38,13 +38,13 @@ def _flags() -> list[str]:
 
 
 def _quota() -> float | None:
-    """Cores' worth of time a period, the least that our cgroup and those above it allow."""
+    """Return the smallest quota, in cores, of our cgroup and those above it, or None if there is none."""
     allowed = [quota for folder in groups("cpu") if (quota := _of(folder)) is not None]
     return min(allowed, default=None)
 
 
 def groups(controller: str) -> Iterator[Path]:
-    """Ours and all above it, in either version of cgroups; in a container the first that is mounted may be the topmost."""
+    """Yield the folders of our cgroup and all above it, for cgroups v1 or v2; in a container only the topmost may exist."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
     except OSError:

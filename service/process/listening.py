@@ -1,4 +1,4 @@
-"""The port. Bound early, so that a taken one is told before models load; nobody is let in before a server listens."""
+"""The port, bound early so that a port in use is reported before models load; nobody can connect before a server listens."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from service.errors import StartError
 
 
 def claim(host: str, port: int) -> ExitStack:
-    """An address that is bound, for as long as nobody may listen there: so long TCP lets others bind it too, and workers that
-    come to listen would share it with others'.
+    """Claim a bound address for as long as nobody may be listening on it.
 
-    A name that ends with its process, and is the network's, as ports are; where there are no such names nothing is claimed.
+    During that time TCP lets other servers bind it too, and workers that start to listen later would share it with theirs. The
+    claim is an abstract Unix socket: it ends with its process and belongs to the network namespace, as ports do. Where such
+    sockets are not available nothing is claimed.
     """
     claimed = ExitStack()
     if sys.platform == "linux":
@@ -34,20 +35,20 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 def reserve(host: str, port: int) -> socket.socket:
-    """A port that workers can share. The kernel deals connections out evenly to sockets of their own; from one socket in
-    common the first worker awake would take them all."""
+    """Reserve a port that workers share, each with its own socket: the kernel spreads connections evenly over these, while
+    from a single shared socket the first worker to wake would take them all."""
     with _bound(host, port, shared=False) as probe:  # a shared bind would also succeed beside another capserve
         port = probe.getsockname()[1]
     return _bound(host, port, shared=True)
 
 
 def join(address: tuple[str, int]) -> socket.socket:
-    """One more socket on a reserved port."""
+    """Bind one more socket to a reserved port."""
     return _bound(*address, shared=True)
 
 
 def numbers(address: tuple[Any, ...]) -> tuple[str, int]:
-    """A socket's address as host and port; the host says which link is meant, where the address alone does not."""
+    """Return a socket's address as numeric host and port; a link-local host names its interface."""
     host, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
     return host, address[1]
 
@@ -58,9 +59,9 @@ def url(address: tuple[Any, ...]) -> str:
 
 
 def take_all_files() -> None:
-    """A connection is an open file, and of those a process has 1,024 where nobody asks for all that it may have."""
+    """Raise the limit on open files as far as allowed: every connection is one, and the default limit is 1,024."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with suppress(ValueError):  # where none is the most, as on a Mac
+    with suppress(ValueError):  # where there is no maximum, as on macOS
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
@@ -86,9 +87,9 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
 
 
 def _resolved(host: str, port: int) -> tuple[Any, ...]:
-    """Of a name with both kinds of address, as localhost, the one that is tried where the other is not to be had."""
+    """Resolve the host, preferring IPv4 where a name such as localhost has both: clients fall back to it if IPv6 fails."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (OSError, UnicodeError) as error:  # the latter of a host that is no name at all
+    except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name at all
         raise cannot_listen(host, port, error) from error
     return min(found, key=lambda each: each[0] != socket.AF_INET)

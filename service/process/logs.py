@@ -1,4 +1,7 @@
-"""Logs on standard error, a line a record, each with its request's id. Pictures, tokens and queries are never in them."""
+"""Logs on standard error, one line per record (console tracebacks take more), each with its request's id.
+
+They never hold pictures, tokens or queries.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ from service.visits import request_id
 
 class Console(logging.Formatter):
     def __init__(self) -> None:
-        whose = "" if multiprocessing.parent_process() is None else "%(process)d "  # of several workers
+        whose = "" if multiprocessing.parent_process() is None else "%(process)d "  # one of several workers
         super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
@@ -43,13 +46,13 @@ FORMATS = {"console": Console, "json": Json}
 
 
 class Stderr(logging.Handler):
-    """Writes to the descriptor itself. What a full disk or a reader that has gone does not take is lost: left in Python's buffer
-    it would fail again where that is flushed, before each start of a worker and when the process ends."""
+    """Writes to the file descriptor directly. If a full disk or a closed pipe refuses a record, it is lost: in Python's buffer it
+    would fail again at every flush, which happens before each start of a worker and when the process ends."""
 
     def __init__(self) -> None:
         super().__init__()
-        self._file = sys.__stderr__.fileno() if sys.__stderr__ else None  # closed, its number may be a client's by now
-        self._torn = False  # the last record was written in part
+        self._file = sys.__stderr__.fileno() if sys.__stderr__ else None  # None: closed, and its number may be a client's by now
+        self._torn = False  # the last record was written only in part
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -58,7 +61,7 @@ class Stderr(logging.Handler):
                 rest = rest[os.write(self._file, rest) :]
                 self._torn = bool(rest)
         except OSError:
-            pass  # there is nowhere to tell it
+            pass  # there is nowhere to report it
         except Exception:
             self.handleError(record)
 
@@ -67,6 +70,6 @@ def configure(form: Literal["console", "json"], level: str) -> None:
     handler = Stderr()
     handler.setFormatter(FORMATS[form]())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines hold what is in a picture's headers
-    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))  # we say ourselves when we are ready
+    logging.getLogger("PIL").setLevel(logging.INFO)  # its debug lines quote a picture's headers
+    logging.getLogger("uvicorn").setLevel(max(logging.WARNING, logging.getLogger().level))  # we log readiness ourselves
     logging.getLogger("asyncio").setLevel(logging.INFO)

@@ -1,4 +1,4 @@
-"""What memory a server may come to need, and what it is allowed: whoever takes more is killed, in the middle of a picture."""
+"""How much memory a server may need, and how much it is allowed: one that takes more is killed in the middle of a picture."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from pathlib import Path
 from service.process import cpus
 from service.settings import Settings
 
-PROCESS = 220 << 20  # bytes of one with the three shipped models
-PIXEL = 16  # bytes of a picture that is decoded
-FILES = ("memory.max", "memory.limit_in_bytes")  # of both versions of cgroups
+PROCESS = 220 << 20  # bytes of one process with the three shipped models
+PIXEL = 16  # bytes per pixel of a picture that is being decoded
+FILES = ("memory.max", "memory.limit_in_bytes")  # in cgroups v2 and v1
 
 
 def allowed() -> int | None:
-    """Bytes, the least that our cgroup and those above it allow."""
+    """Return the smallest limit, in bytes, of our cgroup and those above it, or None if there is none."""
     limits = [limit for folder in cpus.groups("memory") for file in FILES if (limit := _in(folder / file)) is not None]
     return min(limits, default=None)
 
 
 def too_little(settings: Settings, pictures: int, bodies: int) -> str | None:
-    """In words, if it is too little for so many pictures at once and so many bytes of bodies, over all workers."""
+    """Return a warning if the limit is too low for this many pictures at once and bytes of bodies, over all workers."""
     if (limit := allowed()) is None:
         return None
     others = settings.workers * PROCESS + bodies
@@ -37,5 +37,5 @@ def too_little(settings: Settings, pictures: int, bodies: int) -> str | None:
 def _in(file: Path) -> int | None:
     try:
         return int(file.read_text())
-    except (OSError, ValueError):  # there is none, or it is "max"
+    except (OSError, ValueError):  # there is no such file, or it says "max"
         return None

@@ -1,4 +1,4 @@
-"""uvicorn as we want it: bundles are checked before it listens, SIGTERM loses no request and exits with 0, SIGHUP reloads."""
+"""uvicorn adapted: it listens once bundles are checked, loses no request and exits with 0 on SIGTERM, reloads on SIGHUP."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ from service.web.protocol import Protocol
 
 logger = logging.getLogger(__name__)
 
-BEAT = 1.0  # seconds from one to the next
-UNASKED = 1.0  # seconds after the door's closing for a request of those who came last
+BEAT = 1.0  # seconds between two beats
+UNASKED = 1.0  # seconds after the door closes in which the last clients to connect may still send a request
 ORPHANED = "the process that started this worker is gone"
 
 
 class Server(uvicorn.Server):
-    """On SIGTERM or SIGINT: not ready at once, then `linger` seconds to be taken out of rotation, then closed and drained."""
+    """On SIGTERM or SIGINT it is not ready at once, waits `linger` seconds to be taken out of rotation, closes and drains."""
 
     def __init__(
         self, config: uvicorn.Config, catalogue: Catalogue, linger: float, listener: socket.socket, beat: Callable[[], None]
@@ -46,7 +46,7 @@ class Server(uvicorn.Server):
         self._door: Door | None = None
         self._closing: float | None = None
         self._was_ready = False
-        self.status = 0  # the process's, at its end
+        self.status = 0  # the exit status
         self._reloads: set[asyncio.Task[None]] = set()
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -54,7 +54,7 @@ class Server(uvicorn.Server):
         try:
             self._open_the_door()
         except StartError:
-            await self.lifespan.shutdown()  # else it would be cancelled, and logged as a fault
+            await self.lifespan.shutdown()  # otherwise it would be cancelled, and logged as a fault
             raise
         self._beating = asyncio.create_task(self._beat_on())
         if siblings.reload_on_hangup():
@@ -63,29 +63,29 @@ class Server(uvicorn.Server):
 
     def _open_the_door(self) -> None:
         if not _supervised():
-            raise StartError(ORPHANED)  # the next may have the port by now
+            raise StartError(ORPHANED)  # a new server may have the port by now
         door = Door(self._listener, self._protocol)
         try:
             door.open()
-        except OSError as error:  # another program listens there since we have bound it
+        except OSError as error:  # another program has started to listen there since we bound it
             raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
         self._door = door
 
     async def _beat_on(self) -> None:
-        """To the very end, whatever else this loop waits for."""
+        """Beat for as long as the event loop runs, whatever else it waits for."""
         while True:
             self._beat()
             await asyncio.sleep(BEAT)
 
     def _protocol(self) -> asyncio.Protocol:
-        """Of one connection, as uvicorn makes it for those that it accepts itself."""
+        """Make the protocol of one connection, as uvicorn does for connections that it accepts itself."""
         made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
         return made
 
     def _hang_up(self) -> None:
-        """However often: while one reload is at work and another waits for it, the latter sees what there is now."""
+        """Start a reload, unless one is at work and another waits for it: the latter will see the present state too."""
         if len(self._reloads) < 2:
             reload = asyncio.create_task(self._reload_models())
             self._reloads.add(reload)
@@ -95,8 +95,8 @@ class Server(uvicorn.Server):
         try:
             await self._catalogue.reload()
         except (BundleError, StartError):
-            pass  # which the catalogue has told
-        except Exception:  # nobody awaits this task: asyncio would tell of it when the next one takes its place
+            pass  # the catalogue has logged it
+        except Exception:  # nobody awaits this task: asyncio would report it only when the next one takes its place
             logger.exception("not reloaded, for a fault of the server's own")
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -105,7 +105,7 @@ class Server(uvicorn.Server):
         if self._closing is None:
             self._catalogue.retire()
             self._closing = time.monotonic() + self._linger
-        elif sig == signal.SIGINT:  # Ctrl-C again: now
+        elif sig == signal.SIGINT:  # Ctrl-C again: stop now
             self._catalogue.hurry()
             self.should_exit = self.force_exit = True
 
@@ -116,7 +116,7 @@ class Server(uvicorn.Server):
         while self._expects_requests() and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
-        if self.force_exit:  # uvicorn leaves this out then, and the app's end would be logged as a fault
+        if self.force_exit:  # uvicorn skips this then, and the app's end would be logged as a fault
             await self.lifespan.shutdown()
 
     def _expects_requests(self) -> bool:
@@ -131,10 +131,10 @@ class Server(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _end_if_useless(self) -> None:
-        """As a worker whom nobody would replace or stop, or whom another would do better than.
+        """End this worker if its supervisor is gone, or if it was ready once and a model now hangs or fails again and again.
 
-        Nobody outside could tell whose model fails: /healthz is of whichever worker is asked. One that never was ready stays:
-        where a model is broken for good another process would not help, and the other models are still answered.
+        Nobody outside can tell which worker's model fails: /healthz answers for whichever worker is asked. A worker that was
+        never ready stays: if a model is broken for good another process would not help, and the other models are still served.
         """
         self._was_ready = self._was_ready or self._catalogue.ready
         if not _supervised():
@@ -148,13 +148,13 @@ class Server(uvicorn.Server):
 
 
 def _supervised() -> bool:
-    """Or nobody's worker."""
+    """Whether this worker's supervisor is alive; true for a process that is no worker."""
     supervisor = multiprocessing.parent_process()
     return supervisor is None or supervisor.is_alive()
 
 
 def serve(settings: Settings, nets: Mapping[str, CapsNet], listener: socket.socket, beat: Callable[[], None]) -> int:
-    """Serves on a bound socket until it is told to stop, and gives the exit status; from when it answers there it beats."""
+    """Serve on a bound socket until told to stop and return the exit status; `beat` is called from when the server listens."""
     app = create_app(settings, nets)
     service: Service = app.state.service
     server = Server(configured(app, settings), service.catalogue, settings.linger, listener, beat)
@@ -167,11 +167,11 @@ def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=partial(Protocol, patience=settings.patience, count=service.metrics.refused, bodies=service.bodies),  # type: ignore[arg-type]  # called as a class
-        log_config=None,  # logs.py has set it
+        log_config=None,  # logs.py has configured logging
         access_log=False,
         server_header=False,
-        proxy_headers=False,  # nobody here asks who the client is
+        proxy_headers=False,  # nothing here uses the client's address
         ws="none",
-        timeout_keep_alive=75,  # longer than load balancers keep theirs, so that it is they who close
+        timeout_keep_alive=75,  # longer than load balancers keep connections, so that they close first
         timeout_graceful_shutdown=math.ceil(settings.drain),
     )

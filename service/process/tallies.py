@@ -1,4 +1,4 @@
-"""The files in which several workers count, so that whichever is asked can add up: taken from the disk whole, and kept."""
+"""The files of several workers' metrics, so that any worker can add them up: allocated in full, and kept for successors."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from typing import Literal, get_args
 
 from service.errors import StartError
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # in the environment, where prometheus-client looks for it
+FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable that prometheus-client reads
 PREFIX = "capserve-metrics-"
-FRESH = 60  # seconds: a folder may not be locked yet
+FRESH = 60  # seconds in which a new folder may not be locked yet
 
 logger = logging.getLogger(__name__)
 
-Across = Literal["livesum", "livemin", "livemax", "max"]  # what several workers' gauges come to together
-# Bytes. A write to a page that the disk has no room for ends a process (SIGBUS), so they hold more series than
-# some twenty models have; beyond that they grow, and then this can happen.
+Across = Literal["livesum", "livemin", "livemax", "max"]  # how several workers' gauges are combined
+# Bytes. Writing to a page that the disk has no room for ends a process (SIGBUS), so the files hold more series than
+# some twenty models have; with more they grow, and then this can happen.
 SIZES = {"counter": 1 << 18, "histogram": 1 << 19, **{f"gauge_{across}": 1 << 16 for across in get_args(Across)}}
 
 
 @contextmanager
 def folder() -> Iterator[None]:
-    """Theirs, until they are done."""
+    """Make the workers' folder, and remove it at the end."""
     try:
         _remove_left_behind(Path(tempfile.gettempdir()))
         made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
@@ -41,7 +41,7 @@ def folder() -> Iterator[None]:
     with made as name:
         os.environ[FOLDER] = name
         held = os.open(name, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)  # systemd-tmpfiles removes what is old, and leaves alone what is locked
+        fcntl.flock(held, fcntl.LOCK_SH)  # systemd-tmpfiles removes what is old, but not what is locked
         try:
             yield
         finally:
@@ -49,25 +49,25 @@ def folder() -> Iterator[None]:
 
 
 def _remove_left_behind(place: Path) -> None:
-    """Folders of ours that nobody holds: whoever made them was killed, and cleaned up nothing."""
+    """Remove our folders that nobody holds: the process that made them was killed before it could."""
     for each in place.glob(f"{PREFIX}*"):
         try:
             found = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
-        except OSError:  # another's, or gone meanwhile
+        except OSError:  # another user's, or gone meanwhile
             continue
         try:
             about = os.fstat(found)
             if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
                 fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(each, ignore_errors=True)
-        except BlockingIOError:  # at work
+        except BlockingIOError:  # in use
             pass
         finally:
             os.close(found)
 
 
 def lay_down(place: int) -> None:
-    """The files of the worker at this place, each whole or not at all; those of one that was there before stay."""
+    """Create the files of the worker at this place, each in full or not at all; a predecessor's files are kept."""
     files = Path(os.environ[FOLDER])
     try:
         if not files.is_dir():

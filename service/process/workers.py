@@ -1,6 +1,6 @@
 """Several server processes on one port: started together, replaced when one dies or stands still, stopped together.
 
-Loads no model itself.
+The supervisor loads no model itself.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from service.settings import Settings
 
 logger = logging.getLogger(__name__)
 
-CANNOT_START = 2  # exit status of a worker that would fail again, unless somebody mends what it found
-# The signal itself ends a worker that was so young that it had no handler for it; the last was about to end anyway.
+CANNOT_START = 2  # exit status of a worker that would fail again until somebody corrects what it reported
+# A worker too young to have a handler is ended by the signal itself; one that asks to be replaced was about to end anyway.
 STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
-TRIES = 5  # deaths and failed starts, of whatever, after which none is tried again where none ever listened
-SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced: twice as many each time that the new one dies young
+TRIES = 5  # deaths and failed starts, for any reason, after which the supervisor gives up if no worker ever listened
+SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced, at first and at most: doubled if the new one dies young
 LOOK = 0.2  # seconds between two looks at the workers
-STILL = 30.0  # seconds without a beat after which a worker is killed, since half of all new connections hang with it
-STILL_AT_END = 5.0  # the same of one that was told to stop
-SLOW = 60.0  # seconds to start in, after which the log says that it takes long
-STUCK = 300.0  # the same, after which it is killed, if others did start
-SLOWER = 3.0  # times as long as the slowest of those took, that it has in any case
+STILL = 30.0  # seconds without a beat after which a worker is killed, since its share of all new connections hangs with it
+STILL_AT_END = 5.0  # the same for a worker that was told to stop
+SLOW = 60.0  # seconds of starting after which the log says that it takes long
+STUCK = 300.0  # seconds of starting after which a worker is killed, if others did start
+SLOWER = 3.0  # a starting worker has at least this many times as long as the slowest of those took
 
-Beats = Array[c_ulong]  # of the workers, by place, from when they listen
-Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # at a place from 0 on
+Beats = Array[c_ulong]  # a counter for each worker, by place; it counts from when the worker listens
+Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # the second is the worker's place, from 0 on
 
 
 def run(settings: Settings, work: Work) -> int:
-    """Runs `work` in each process until a signal; gives the exit status."""
+    """Run `work` in each process until a signal comes, and return the exit status."""
     settings = settings.model_copy(update={"models": Path(os.path.abspath(settings.models))})
     with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
-        os.chdir("/")  # processes are started in the folder that we are in, and that of one release may be taken away
+        os.chdir("/")  # workers start in our current folder, and a release's folder may be removed
         address = listening.numbers(reserved.getsockname())
         with listening.claim(*address) as claim:
             logger.info("%d workers on %s", settings.workers, listening.url(address))
@@ -58,12 +58,12 @@ def run(settings: Settings, work: Work) -> int:
 
 @dataclass
 class _Worker:
-    place: int  # whoever comes after it in the same place adds to what it has counted
+    place: int  # its successor in the same place adds to what it has counted
     process: SpawnProcess
     started: float  # time.monotonic()
-    beats: int  # when last looked at
+    beats: int  # at the last look
     listens: bool = False  # a beat of its own has been seen
-    still: int = 0  # looks since the last; where all of us stood still, as in a container that is paused, there were none
+    still: int = 0  # looks since its last beat; while we stood still too, as in a paused container, there were none
 
 
 class _Supervisor:
@@ -73,14 +73,14 @@ class _Supervisor:
         self._workers: list[_Worker] = []
         try:
             self._beats = self._spawn.RawArray(c_ulong, settings.workers)  # Array has a lock, which a killed worker could keep
-        except OSError as error:  # not every sandbox has it
+        except OSError as error:  # not every sandbox has /dev/shm
             why = f"several workers share a few bytes of memory, in /dev/shm: {error.strerror}"
             raise StartError(f"{why}; make it writable, or use one worker (CAPSERVE_WORKERS=1)") from error
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
-        self._slowest = 0.0  # seconds to start in
+        self._slowest = 0.0  # seconds that the slowest start took
         self._pause = SOON
         self._failures = 0
-        self._stopping = self._ending = False  # told to; at it
+        self._stopping = self._ending = False  # told to stop; stopping
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -96,19 +96,19 @@ class _Supervisor:
         return status if sound else CANNOT_START
 
     def _watch(self) -> bool:
-        """Until a signal comes; False when none can start and none ever did."""
+        """Watch the workers until a signal comes; False when none can start and none ever did."""
         while not self._stopping:
             if not (self._fill() and self._bury()):
                 return self._stopping
             ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
-            if not ended:  # else the next look may come at once, and again, until the kernel is done with those
+            if not ended:  # otherwise looks may follow each other at once, until the kernel is done with those
                 self._kill_the_still()
         return True
 
     def _reload(self, *_: object) -> None:
         for worker in list(self._workers):
             if worker.process.is_alive() and worker.process.pid is not None:
-                with suppress(ProcessLookupError):  # this handler may interrupt the moment in which its end is noted
+                with suppress(ProcessLookupError):  # this handler may run just as the worker's end is noted
                     os.kill(worker.process.pid, signal.SIGHUP)
 
     def _stop(self, *_: object) -> None:
@@ -117,13 +117,14 @@ class _Supervisor:
     def _start(self, place: int) -> None:
         tallies.lay_down(place)
         process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._beats))
-        resource_tracker.ensure_running()  # here: begun with a worker, it would let the signals in that are blocked for that
+        resource_tracker.ensure_running()  # here: started with a worker, it would unblock the signals that are blocked below
         with siblings.signals_blocked():
             process.start()
         self._workers.append(_Worker(place, process, time.monotonic(), self._beats[place]))
 
     def _kill_the_still(self) -> None:
-        """Whose event loop has not turned for long, or not yet: nothing else would tell, and nobody outside chooses another."""
+        """Kill workers whose event loop has not run for long, or not yet: nothing else would notice, and clients cannot choose
+        another worker."""
         for worker in self._workers:
             if (beats := self._beats[worker.place]) == worker.beats:
                 worker.still += 1
@@ -133,14 +134,14 @@ class _Supervisor:
             worker.beats, worker.listens, worker.still = beats, True, 0
         for worker in self._workers:
             if worker.still > (most := self._patience(worker)) / LOOK:
-                worker.process.kill()  # before it is told: whoever reads the log may stand still as well
+                worker.process.kill()  # before it is logged: the log's reader may stand still as well
                 logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
-                worker.still = 0  # one that waits for a disk, say, dies only later
+                worker.still = 0  # one that waits for a disk, for example, dies only later
             elif not worker.listens and worker.still == SLOW / LOOK:
                 logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
 
     def _patience(self, worker: _Worker) -> float:
-        """Seconds that it may stand still."""
+        """Return for how many seconds this worker may stand still."""
         if self._ending:
             return STILL_AT_END
         if worker.listens:
@@ -148,7 +149,7 @@ class _Supervisor:
         return max(STUCK, SLOWER * self._slowest) if any(self._beats) else math.inf
 
     def _bury(self) -> bool:
-        """Takes the dead out, each to be replaced after a pause; False when that is in vain."""
+        """Remove dead workers, each to be replaced after a pause; False when that is pointless."""
         for worker in [each for each in self._workers if not each.process.is_alive()]:
             self._workers.remove(worker)
             process = worker.process
@@ -163,19 +164,19 @@ class _Supervisor:
         return True
 
     def _fill(self) -> bool:
-        """Starts who is due; False when that is in vain."""
+        """Start the workers that are due; False when that is pointless."""
         due = [place for place, when in self._due.items() if when <= time.monotonic()]
         while due:
             try:
                 self._start(due[-1])
-            except OSError as error:  # no process to be had, or no room for it
-                self._failures += not self._workers  # else it is early to give up those who are there
+            except OSError as error:  # no process can be created, or its files have no room
+                self._failures += not self._workers  # while there are others it is too early to give up
                 return self._later(due, f"no worker can be started ({error.strerror})")
             del self._due[due.pop()]
         return True
 
     def _later(self, places: list[int], why: str) -> bool:
-        """Whoever comes to these places comes after a pause; False when nobody need come, since none ever listened."""
+        """Fill these places after a pause; False to give up, after too many failures if no worker ever listened."""
         if not any(self._beats) and self._failures >= TRIES:
             logger.error("%s, as all did: giving up", why)
             return False
@@ -189,7 +190,7 @@ class _Supervisor:
         self._claim.close()
         self._ending = True
         for worker in self._workers:
-            worker.still = 0  # one may have been loading for long
+            worker.still = 0  # a worker may have been loading for long
         processes = [worker.process for worker in self._workers]
         for process in processes:
             process.terminate()

@@ -1,6 +1,6 @@
 """Routes that are documented like any other and run without FastAPI's machinery, which costs as much as a small inference.
 
-All but probes refuse a query parameter that they do not know: what is misspelt must not look as if it had worked.
+All but probes refuse unknown query parameters: a misspelt one must not look as if it had worked.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
 
 MOST_PARAMETERS = 1_000  # each is read in Python, on the event loop
 
-# What a route may give that takes a body and runs a model.
+# What a route that takes a body and runs a model may answer.
 RESPONSES = refusals(MalformedRequest, KeyWanted, UnknownModel, TooSlow, TooLarge, NotAnImage, Unprocessable, Busy, TooLate)
 
 
@@ -74,7 +74,7 @@ class Bare(APIRoute):
 
 
 class Probed(Bare):
-    """Whatever the query: one against caches, or a scrape's own, must not make a sound server look as if it failed."""
+    """Ignores the query: one against caches, or of a scrape, must not make a sound server look as if it failed."""
 
     def expect_no(self, query: bytes) -> None:
         pass

@@ -1,4 +1,4 @@
-"""GET /healthz, /readyz and /metrics: for those who look after the process. No key is asked for."""
+"""GET /healthz, /readyz and /metrics, for whatever looks after the process. They need no key."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """/v2: the Open Inference Protocol, HTTP form, with the binary tensor extension; for clients that speak it already.
 
-One input, `images`, and the outputs of both graphs; `reconstructions` is the winning class drawn, and drawn only when asked for.
+One input, `images`, and the outputs of both graphs; `reconstructions` shows the winning class, and is drawn only when asked for.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from service.web import body, departure
 HEADER_SIZE = "Inference-Header-Content-Length"
 EXTENSIONS = ["binary_tensor_data"]
 PLATFORM = "onnx_onnxv1"
-SLACK = 1e-3  # what resizing may overshoot [0, 1] by
-SMALL_BYTES = 1 << 16  # read and written on the event loop: sooner done than handed to a thread
+SLACK = 1e-3  # by how much resizing may overshoot [0, 1]
+SMALL_BYTES = 1 << 16  # read and written on the event loop, which takes less time than handing it to a thread
 
 OUTPUTS: dict[str, Callable[[Perception], Array]] = {
     LENGTHS.name: lambda perception: perception.lengths,
@@ -53,7 +53,7 @@ HEALTH_PATHS = frozenset({router.prefix + LIVE, router.prefix + READY})  # witho
 
 
 def asks_whether_ready(path: str) -> bool:
-    """Of one model: a probe too, though it wants the key."""
+    """Whether the path asks if one model is ready: a probe too, although it needs the key."""
     return path.startswith(f"{router.prefix}/models/") and path.endswith("/ready")
 
 
@@ -66,7 +66,7 @@ infers = partial(
 
 
 def tells(model: type[BaseModel], otherwise: str) -> dict[int | str, dict[str, Any]]:
-    """The same said with 503."""
+    """Describe a 503 with the same fields."""
     return {503: {"model": model, "description": otherwise}}
 
 
@@ -165,7 +165,7 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     if body.announced(request) > SMALL_BYTES:
         service.crew.admit()
     sent = await body.read(request, service.settings.max_body, service.settings.patience)
-    served = find()  # the body took its time, and the model may be another by now
+    served = find()  # the model may have been replaced while the body arrived
     with departure.heeded(request):
         with visit.stage("decode"), service.crew.line() as line:
             read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
@@ -189,7 +189,7 @@ async def _answer(service: Service, inference: Inference, perception: Perception
 
 def _pictures(images: Array) -> Array:
     lowest, highest = images.min(), images.max()
-    if not (lowest >= -SLACK and highest <= 1 + SLACK):  # a NaN is not
+    if not (lowest >= -SLACK and highest <= 1 + SLACK):  # refuses NaN too
         raise MalformedRequest(f"{IMAGES.name}: expected values from 0 to 1, found {lowest:g} to {highest:g}")
     return images
 

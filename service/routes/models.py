@@ -49,7 +49,7 @@ async def reload(request: Request) -> Response:
 
 
 def _foreign(request: Request) -> bool:
-    """Whether another site's page asks: a browser adds the key it knows to any page's form. Over http: it tells Origin alone."""
+    """Whether another site's page asks: browsers add a key they know to any page's form. Over http: they send Origin alone."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:
         return site in ("cross-site", "same-site")

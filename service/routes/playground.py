@@ -1,4 +1,4 @@
-"""GET /: the playground; /docs: the reference, of /openapi.json. Offline too: all they load comes from here, none is inline."""
+"""GET /: the playground; /docs: the reference, made from /openapi.json. All they load comes from here, and nothing is inline."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HEADERS = {
     "img-src 'self' blob:; form-action 'none'; base-uri 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
-    "Cache-Control": "no-cache",  # may be kept, and is asked about each time: a new release is a new page at once
+    "Cache-Control": "no-cache",  # may be kept, but is revalidated each time: a new release is a new page at once
 }
 
 
@@ -64,7 +64,7 @@ async def part(request: Request, name: str) -> Response:
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
-    """With where the server is, if that is below a prefix, for clients that are made of it."""
+    """Name the server's prefix, if it has one, for clients that are generated from the document."""
     document, prefix = await _document(request), _prefix(request)
     told = {"Cache-Control": HEADERS["Cache-Control"], "Vary": "X-Forwarded-Prefix"}
     return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document, headers=told)
@@ -86,14 +86,14 @@ async def _document(request: Request) -> dict[str, Any]:
 
 
 def _base(request: Request) -> str:
-    """Where the reader found this page. Nothing but what is to be copied trusts what a proxy says, or somebody in its place."""
+    """Return the URL under which the reader found the server. It trusts headers that anybody can send: only for text to copy."""
     proxied = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https"
     seen = request.base_url.replace(path=_prefix(request))
     return str(seen.replace(scheme="https") if proxied else seen)
 
 
 def _prefix(request: Request) -> str:
-    """The path that the server lies below: its own, or what a proxy took off, as Traefik says and others can be told to."""
+    """Return the path prefix of the server: its own, or what a proxy stripped, as Traefik reports and others can be told to."""
     told = request.headers.get("x-forwarded-prefix", "").rstrip("/")
     own: str = request.scope.get("root_path", "").rstrip("/")
     return told if PREFIX.fullmatch(told) else own

@@ -24,7 +24,7 @@ from service.web import body, departure
 
 router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 
-# Decoded on the event loop: fewer are answered where threads do it, with which it shares Python's one lock.
+# Decoded on the event loop: if threads did it, fewer would be answered, since they share the GIL with it.
 SMALL_BYTES = 1 << 13
 SMALL_PIXELS = 1 << 12
 
@@ -78,15 +78,15 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
         found = await _judged(served, np.stack(decoded), visit)
     predictions = []
     for row, (judged, image) in enumerate(zip(found.verdicts, decoded, strict=True)):
-        await asyncio.sleep(0)  # others have their turn between two: pictures are compressed
+        await asyncio.sleep(0)  # let others run between two: pictures are compressed here
         taken = image if query.input else None
         predictions.append(answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, taken))
     return _json({"model": served.manifest.name, "predictions": predictions})
 
 
 def _admitted(service: Service, query: PredictQuery, announced: int = 0) -> Served:
-    """Refused before the body is read, if refused it must be; one picture of so many bytes as are `announced` would be decoded by
-    the crew. Asked for again after it: the model may be another by then."""
+    """Refuse the request or return its model, before the body is read; `announced` is the bytes of a single picture, which the
+    crew decodes if they are many. Called again afterwards, since the model may have been replaced."""
     service.catalogue.admit()
     served = service.catalogue.get(query.model)
     served.admit()
@@ -103,7 +103,7 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
         try:
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
-            pass  # in pixels, for the event loop
+            pass  # in pixels, to be decoded on the event loop
         finally:
             service.brevity.took(time.thread_time() - began)
     return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.lock), visit.complete)
@@ -112,12 +112,12 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
 async def _indexed(
     service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit, line: Line
 ) -> Array:
-    await asyncio.sleep(0)  # others have their turn between two pictures
+    await asyncio.sleep(0)  # let others run between two pictures
     if index:
         line.next()
     try:
         return await _image(service, served, data, query, visit, line)
-    except TurnedAway:  # for the load, whichever picture it was
+    except TurnedAway:  # because of load, whichever picture it was
         raise
     except ServiceError as error:
         error.detail = f"picture {index}: {error.detail}"

@@ -1,7 +1,7 @@
 """GET /reconstruct, /sweep and /morph: what a pose looks like, and what each of its dimensions means.
 
-An answer depends on the URL, the form it is wanted in and the model alone, so each has an ETag, and a 304 is given before
-anything is drawn, but not before it is known that it could be.
+An answer depends only on the URL, the media type asked for and the model, so each has an ETag. A 304 is sent before anything is
+drawn, but only once it is known that it could be.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from service.served import MOST_DRAWINGS, Served
 from service.state import Service
 from service.web import departure, headers
 
-SMALL_SHEET, FEW = 1 << 17, 256  # pixels, without names, and drawings, each of which is scaled by itself: more are the crew's
+SMALL_SHEET, FEW = 1 << 17, 256  # pixels and drawings (each is scaled by itself): larger sheets, or named ones, are the crew's
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
 SHORT = (",", ":")  # of JSON
-FRESH = 3600  # seconds that a cache need not ask about a pose
+FRESH = 3600  # seconds for which a cache need not revalidate a pose
 
 AS_PNG, AS_PIXELS = "image/png", "application/json"
 
@@ -126,7 +126,7 @@ def _asked(request: Request, model: str | None) -> tuple[Service, Served]:
 
 
 def _form(request: Request, *offers: str) -> str:
-    """The media type of the answer. Here a client chooses; elsewhere there is one form, and Accept is not looked at."""
+    """Return the media type of the answer, which the client chooses; other routes have one form and ignore Accept."""
     form = headers.preferred(request.headers.getlist("accept"), offers)
     if form is None:
         raise NotAcceptable(
@@ -138,10 +138,10 @@ def _form(request: Request, *offers: str) -> str:
 async def _unless_known(
     request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]], named: bool = False
 ) -> Response:
-    """304 when the client's copy is of this URL, form and model, else the drawing with its ETag."""
+    """Answer 304 if the client's copy is of this URL, form and model, else the drawing with its ETag."""
     etag = _etag(request, served, form)
-    # A token names its graphs; what a class's prototype is, and so what it has to do with a pose, may be new after a reload, as
-    # may what a dimension is called.
+    # A token names its graphs. A class's prototype, and so a pose drawn as another class, may change in a reload, as may the
+    # names of dimensions.
     asked = request.query_params.keys()
     lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked and not named else "no-cache"
     who = "public" if state.of(request).settings.api_key is None else "private"
@@ -155,7 +155,7 @@ async def _unless_known(
 
 
 def _etag(request: Request, served: Served, form: str) -> str:
-    """Weak: another replica's processor may round a pixel otherwise."""
+    """Return a weak ETag: another replica's processor may round a pixel differently."""
     told = "\n".join((request.app.version, served.digest, request.url.path, request.url.query, form))
     return f'W/"{hashlib.blake2s(told.encode(), digest_size=12).hexdigest()}"'
 
@@ -169,13 +169,13 @@ def _subjects(query: Subject, manifest: Manifest) -> list[Pose]:
 
 
 def _as(found: Pose, label: int, manifest: Manifest) -> Pose:
-    """As thick, slanted and wide for its class as it was for its own: what it differs by from the mean pose goes along."""
+    """Carry a pose over to another class with its difference from the mean: as thick, slanted and wide for it as for its own."""
     own, other = (np.array(manifest.prototypes[each], np.float32) for each in (found.label, label))
     return Pose(label, found.values - own + other)
 
 
 def _names(dims: Sequence[int], manifest: Manifest, query: SweepQuery) -> list[str]:
-    """What each dimension does, where the manifest knows, and its number; and how strongly, over the span that was measured."""
+    """Name each dimension by number and, if the manifest knows, by effect, with its strength if the span is the measured one."""
     known, whole = manifest.dimensions, (query.low, query.high) == (-REACH, REACH)
     return [known[dim].title(dim, strength=whole) if known else str(dim) for dim in dims]
 
@@ -202,12 +202,12 @@ def _check_sheet(drawings: int, size: int) -> None:
 
 
 def _small(drawings: int, size: int, named: bool = False) -> bool:
-    """Whether their sheet is written on the event loop."""
+    """Whether a sheet of these drawings is written on the event loop."""
     return not named and drawings <= FEW and drawings * size * size <= SMALL_SHEET
 
 
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels, small: bool) -> Array:
-    """(n, C, H, W); refused before it is computed where it would wait too long to be written."""
+    """Return drawings (n, C, H, W); refuse before computing them if they would wait too long to be written."""
     if not small:
         state.of(request).crew.admit()
     visit = visits.of(request.scope)
@@ -227,6 +227,6 @@ async def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Respo
     before, after = json.dumps(said, separators=SHORT).rsplit("]", 1)
     written = []
     for drawing in drawings:
-        await asyncio.sleep(0)  # others have their turn between two
+        await asyncio.sleep(0)  # let others run between two
         written.append(json.dumps(drawing.astype(float).round(4).tolist(), separators=SHORT))
     return Response(f"{before}{','.join(written)}]{after}".encode(), media_type=AS_PIXELS)

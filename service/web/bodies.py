@@ -1,5 +1,4 @@
-"""How many bytes of requests' bodies are in memory, over all requests, and of answers that nobody has read: what one may send or
-ask for is limited, and so is the sum."""
+"""Counts the bytes of request bodies and unread answers in memory: besides the limits of each request, their sum is limited."""
 
 from __future__ import annotations
 
@@ -23,6 +22,6 @@ class Bodies:
         visit.holds = 0
 
     def admit(self, size: int = 0) -> None:
-        """Raises Busy when that many more would be too many."""
+        """Raise Busy if `size` more bytes would exceed the limit."""
         if self.held + self.unread + size > self._most:
             raise Busy("others' bodies and unread answers fill the memory reserved for them; ask again later", "bodies")

@@ -1,4 +1,4 @@
-"""A request's body, read within a limit and a time, and the pictures in it, however they were sent."""
+"""A request's body, read within limits of size and time, and the pictures in it, in whichever form they were sent."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ MANY = (
 OPTION = "?model=NAME"
 
 MULTIPART, JSON = "multipart/form-data", "application/json"
-RAW = ("", "application/octet-stream", "binary/octet-stream")  # and image/*; the last as S3 calls what nobody named
+RAW = ("", "application/octet-stream", "binary/octet-stream")  # besides image/*; the last is S3's default
 
-MOST_VALUES = 1_000  # as JSON, or four a picture: of thousands that mean nothing each would be a fault to be kept
+MOST_VALUES = 1_000  # in JSON, or four per picture if that is more: each of thousands of wrong values would be kept as a fault
 
 Sent = TypeVar("Sent", OnePicture, ManyPictures)
 
 
 async def read(request: Request, max_body: int, patience: float) -> bytes:
-    """The whole body. Its announced length is checked before a byte is read, its true one with every chunk."""
+    """Read the whole body. Its announced length is checked before a byte is read, its true length with every chunk."""
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Encoded("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
@@ -42,7 +42,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     bodies.admit(size)
     chunks = []
     try:
-        async with asyncio.timeout(None if visits.WHOLE in request.scope else patience):  # most are here by now
+        async with asyncio.timeout(None if visits.WHOLE in request.scope else patience):  # most bodies are here by now
             async for chunk in request.stream():
                 if visit.holds + len(chunk) > max_body:
                     raise TooLarge(_too_large(max_body))
@@ -56,13 +56,13 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
 
 
 def announced(request: Request) -> int:
-    """Bytes of its body; 0 where it does not say. Looked for as it came: this is on the hot path, and asked twice."""
+    """Return the announced length of the body, or 0. Reads the raw headers, since this is on the hot path and called twice."""
     length = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
-    return int(length.lstrip(b"0") or 0) if length.isdigit() else 0  # of thousands of noughts Python makes no number
+    return int(length.lstrip(b"0") or 0) if length.isdigit() else 0  # int() refuses thousands of zeros
 
 
 def picture(content_type: str, body: bytes) -> bytes:
-    """The one picture of a request to /predict."""
+    """Return the one picture of a request to /predict."""
     kind = _kind(content_type, body)
     if kind == MULTIPART:
         found = _files(content_type, body, most=1)
@@ -78,7 +78,7 @@ def picture(content_type: str, body: bytes) -> bytes:
 
 
 def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
-    """The pictures of a request to /predict/batch, in order."""
+    """Return the pictures of a request to /predict/batch, in order."""
     kind = _kind(content_type, body)
     if kind == MULTIPART:
         found = _files(content_type, body, most)
@@ -131,7 +131,7 @@ def _parsed(model: type[Sent], body: bytes, most: int) -> Sent:
 
 
 def _from_base64(text: str, which: str) -> bytes:
-    if text[:5].lower() == "data:":  # as browsers write a canvas
+    if text[:5].lower() == "data:":  # as browsers export a canvas
         head, comma, text = text.partition(",")
         if not (comma and head.lower().endswith(";base64")):
             raise MalformedRequest(f"{which} is a data URI, but not of the form data:image/png;base64,...; use that")

@@ -1,4 +1,4 @@
-"""A client that leaves takes its request with it: whatever still waits for the model is cancelled."""
+"""Cancels a request whose client has disconnected, so that nothing of it waits for the model any more."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from contextlib import contextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-SOON = 0.05  # seconds; most requests are answered before that, and a watcher for each would cost more than it saves
+SOON = 0.05  # seconds; most requests are answered sooner, and a watcher for each would cost more than it saves
 
 
 @contextmanager
 def heeded(request: Request) -> Iterator[None]:
-    """Cancels what is awaited inside once the client is gone, and raises ClientDisconnect. The body has been read."""
+    """Cancel what is awaited inside once the client is gone, and raise ClientDisconnect. The body must have been read."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
     watchers: list[asyncio.Task[None]] = []

@@ -1,6 +1,6 @@
-"""What every request gets, whichever route answers it: a name, the key check, Server-Timing, metrics, a line in the log.
+"""What every request gets, whichever route answers it: an id, the key check, Server-Timing, metrics, a line in the log.
 
-Plain ASGI, and one layer in place of five: this runs on the hot path.
+Plain ASGI, in one layer instead of five, because this is on the hot path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from service.web import problems
 from service.web.lateness import Lateness
 from service.web.problems import CLIENT_LEFT, REFUSED
 
-if TYPE_CHECKING:  # an extra
+if TYPE_CHECKING:  # it needs an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
@@ -47,7 +47,7 @@ class Envelope:
             return await self._app(scope, receive, send)
         asked, method = scope, scope["method"]
         visit = visits.begin(asked)
-        if method == "HEAD":  # answered as GET is; the server below leaves the body out
+        if method == "HEAD":  # answered like GET; the server below omits the body
             scope = {**asked, "method": "GET"}
         status, unread = 0, 0
 
@@ -56,9 +56,9 @@ class Envelope:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 self._stamp(message["headers"], asked, status)
-                self._bodies.release(visit)  # now: sending lasts as long as the client likes
+                self._bodies.release(visit)  # before sending, which a slow client can prolong at will
                 unread = _length(message["headers"])
-                self._bodies.unread += unread  # which waits here, where the client has not read its answer before
+                self._bodies.unread += unread  # it waits in `send` while the client has not read the answer before
             await send(message)
 
         try:
@@ -66,7 +66,7 @@ class Envelope:
             if refusal is not None and refusal.status_code == Busy.status and self._crew.at_work:
                 await self._refusals.turn()
             await (refusal or self._app)(scope, receive, stamped)
-        except asyncio.CancelledError:  # by uvicorn, when the time to drain is over; by Ray's proxy, when the client has left
+        except asyncio.CancelledError:  # by uvicorn, when the drain time is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
                 ended = Busy("the server had to stop before this was finished; ask again", "draining")
                 await self._refusal(ended, visit)(scope, receive, stamped)
@@ -79,24 +79,24 @@ class Envelope:
             )
         finally:
             self._bodies.release(visit)
-            self._bodies.unread -= unread  # the connection counts what is left of it
+            self._bodies.unread -= unread  # the connection counts what is still unread
             self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
 
     def _stamp(self, headers: list[tuple[bytes, bytes]], scope: Scope, status: int) -> None:
         headers += visits.of(scope).headers()
         if scope["method"] != "POST" and all(name != b"cache-control" for name, _ in headers):
-            headers.append((b"cache-control", b"no-store"))  # what is true now; a cache would ask nobody for the key either
+            headers.append((b"cache-control", b"no-store"))  # it is true only now, and a cache would not ask for the key
         if self._ends_connection(scope, status):
             headers.append((b"connection", b"close"))
 
     def _ends_connection(self, scope: Scope, status: int) -> bool:
-        """While draining, or it would be closed under a client that must go elsewhere; and where a client waited for leave to
-        send its body, so that nobody knows whether that still comes."""
+        """Whether this answer ends the connection: while draining, because it would otherwise be closed under a client that must
+        go elsewhere; and on refusing a client that waits for 100 Continue, because its body may or may not still come."""
         return self._catalogue.draining or (status >= 400 and visits.WHOLE not in scope and _waits_for_leave(scope["headers"]))
 
     def _turned_away(self, scope: Scope) -> Response | None:
-        """Without the key; where too many wait; or where memory is short, though this request may bring no body: its answer too
-        may not be read."""
+        """Return a refusal if the key is missing, too many requests wait, or memory is short. Memory matters even without a body:
+        the answer may stay unread."""
         if scope["path"] in OPEN_PATHS:
             return None
         if not self._knows_key(scope["headers"]):
@@ -117,7 +117,7 @@ class Envelope:
         wanted = KeyWanted(f"{told}send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
         answer = self._refusal(wanted, visits.of(scope))
         by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])
-        if not by_script:  # the page asks its user itself; offered Basic, the browser would first
+        if not by_script:  # the page asks its user itself; with Basic offered, the browser would ask first
             answer.headers.append("WWW-Authenticate", BASIC)
         return answer
 
@@ -130,13 +130,13 @@ class Envelope:
         if not self._keys:
             return True
         sent = [key for name, value in headers if (key := _key(name, value)) is not None]
-        found = [hmac.compare_digest(known, key) for key in sent for known in self._keys]  # all of them, or time would tell
+        found = [hmac.compare_digest(known, key) for key in sent for known in self._keys]  # all, so that the time tells nothing
         return any(found)
 
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
-        route = getattr(scope.get("route"), "path", "none")  # a pattern: paths themselves are without number
+        route = getattr(scope.get("route"), "path", "none")  # its pattern: the number of paths is unlimited
         seconds = time.monotonic() - visit.arrived
-        self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # not what the way here took
+        self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # without its arrival
         if status == CLIENT_LEFT:
             self._metrics.left()
         trace = self._tracing and self._tracing.visited(method, route, scope["headers"], visit, status, seconds)
@@ -157,7 +157,7 @@ def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:
 
 
 def _key(name: bytes, value: bytes) -> bytes | None:
-    """The key a header carries; Basic is what a browser asks its user for."""
+    """Return the key that a header carries, if any. Browsers send Basic, for which they ask their user."""
     if name == b"x-api-key":
         return value
     scheme, _, text = value.partition(b" ")

@@ -1,4 +1,4 @@
-"""What a client's headers ask for: Accept and If-None-Match, as RFC 9110 has them, each in as many lines as it came in."""
+"""What a client's headers ask for: Accept and If-None-Match (RFC 9110), each given as the lines in which it came."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ TAG = re.compile(r'(?:W/)?("[^"]*")')
 
 
 def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
-    """The offer liked best; of equals the one that is named more closely, then the first. None: none of them is wanted."""
+    """Return the offer of highest weight; of equals the most specifically named, then the first. None if none is accepted."""
     parts = ",".join(accept).split(",", MOST_RANGES)[:MOST_RANGES]
     ranges = [found for part in parts if (found := _range(part)) is not None]
-    if not ranges:  # no header, or nothing in it that can be understood
+    if not ranges:  # no header, or none that can be parsed
         return offers[0]
     best = max(offers, key=lambda offer: _liking(offer, ranges))  # of equals the first
     weight, _ = _liking(best, ranges)
@@ -24,7 +24,7 @@ def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
 
 
 def _range(part: str) -> tuple[str, float] | None:
-    """A media range and its weight; None for what is neither."""
+    """Parse a media range and its weight; None if it is malformed."""
     found = RANGE.fullmatch(part)
     if found is None:
         return None
@@ -36,13 +36,13 @@ def _range(part: str) -> tuple[str, float] | None:
 
 
 def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int]:
-    """The weight of the closest range that holds the offer, and how close that is: 3 the very type, 2 its kind, 1 anything."""
+    """Return the weight of the most specific range that matches, and how specific it is: 3 type/subtype, 2 type/*, 1 */*."""
     closeness = {offer: 3, offer.partition("/")[0] + "/*": 2, "*/*": 1}
     near, weight = max((closeness.get(name, 0), weight) for name, weight in ranges)
     return (weight, near) if near else (0.0, 0)
 
 
 def knows(if_none_match: Sequence[str], etag: str) -> bool:
-    """Whether the client has this version: by weak comparison, in which W/"x" and "x" are the same."""
+    """Whether the client has this version, by weak comparison: W/"x" and "x" are the same."""
     tags = ",".join(if_none_match)
     return tags.strip() == "*" or etag.removeprefix("W/") in TAG.findall(tags)

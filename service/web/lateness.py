@@ -1,4 +1,4 @@
-"""Whether the event loop keeps up with what comes; where it does not, each request would wait longer than the one before."""
+"""Whether the event loop keeps up with requests; if it does not, each would wait longer than the one before."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from time import monotonic
 
 from service.errors import Busy
 
-LATE = 0.3  # of the longest wait: it has lain as long in the kernel, where nobody sees it, and its answer may wait once more
-MOMENT = 0.1  # seconds that anything may take
-QUIET = 4  # times as long as one may be late: after so long the next that is late is the first again
+LATE = 0.3  # of the longest wait: a request has waited as long in the kernel, unseen, and its answer may wait once more
+MOMENT = 0.1  # seconds that a request may be late in any case
+QUIET = 4  # times the allowed lateness: after so long without a late request the next one counts as the first
 
 
 class Lateness:
-    """A burst, or a moment in which the machine did something else, is none yet: those whom it made wait are let in."""
+    """Tolerates a burst, or a moment in which the machine did something else: requests delayed by it are admitted."""
 
     def __init__(self, max_wait: float) -> None:
         self._longest = max(MOMENT, LATE * max_wait)
-        self._first = self._last = -inf  # when one that was late was looked at
+        self._first = self._last = -inf  # when late requests were seen
 
     def admit(self, arrived: float) -> None:
-        """Raises Busy where a request that came then is late, and others have been for longer than any should wait."""
+        """Raise Busy if a request that arrived then is late, and requests have been late for longer than one may wait."""
         now = monotonic()
         waited = now - arrived
         if waited <= self._longest:

@@ -1,4 +1,4 @@
-"""multipart/form-data (RFC 7578) in a body that is already here: a parser for streams takes ten times as long."""
+"""Parses multipart/form-data (RFC 7578) in a complete body: a streaming parser takes ten times as long."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from typing import NamedTuple
 from service.errors import MalformedRequest
 
 MOST_PARTS = 1_000
-LONG_HEAD = 512  # bytes of a part's headers, in the mean of as many parts as there may be; a picture's are about a hundred
-READ = 16  # headers of a part, and parameters of a header; what comes behind them is not looked at
-FOLD = re.compile(rb"\r\n[ \t]+")  # a header goes on in the next line, as in e-mail, from where these headers come
+LONG_HEAD = 512  # bytes of headers per part, on average over the most parts allowed; a picture has about a hundred
+READ = 16  # headers of a part, and parameters of a header, that are looked at; the rest is ignored
+FOLD = re.compile(rb"\r\n[ \t]+")  # a header continued on the next line, as in e-mail, where these headers come from
 PARAMETER = re.compile(rb';\s*([^\s=;"]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]+))')
 LEFT_ALONE = "leave that header to your HTTP client"
 BOUNDARY = re.compile(r';\s*boundary=(?:"([^"]{1,200})"|([^\s;"]{1,200}))', re.IGNORECASE)
 
 
 def looks_so(body: bytes) -> bool:
-    """Whatever its Content-Type says."""
+    """Whether a body looks like multipart, whatever its Content-Type says."""
     return body.startswith(b"--") and b"content-disposition:" in body[:LONG_HEAD].lower()
 
 
@@ -28,12 +28,12 @@ class Part(NamedTuple):
 
 
 def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
-    """The parts in order, `most` of them. `content_type` is the request's header, which names the boundary."""
+    """Return the parts in order; raise if there are more than `most`. The boundary is named in the header `content_type`."""
     found = BOUNDARY.search(content_type)
     if found is None:
         raise MalformedRequest(f"multipart/form-data needs a boundary in its Content-Type; {LEFT_ALONE}")
     delimiter = b"\r\n--" + (found[1] or found[2]).encode("latin-1", "replace")
-    # The first delimiter may begin the body; what precedes it is a preamble, what follows the last is ignored too.
+    # The body may begin with the first delimiter. What precedes it, a preamble, is ignored, and so is what follows the last.
     sections = (b"\r\n" + body).split(delimiter, most + 2)
     if len(sections) > most + 2:
         raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
@@ -51,7 +51,7 @@ def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
 
 
 def _part(section: bytes, room: int) -> Part:
-    """What lies between two delimiters: rest of the delimiter's line, headers, empty line, content."""
+    """Parse what lies between two delimiters: rest of the delimiter's line, headers, empty line, content."""
     padding, line, rest = section.partition(b"\r\n")
     head, blank, content = (b"\r\n" + rest).partition(b"\r\n\r\n")
     if len(head) > room:
@@ -62,7 +62,7 @@ def _part(section: bytes, room: int) -> Part:
     for header in FOLD.sub(b" ", head).split(b"\r\n", READ + 1)[1 : READ + 1]:
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
-            # One after the other: a quoted filename may look like a name.
+            # Parsed one after the other, since a quoted filename may contain what looks like a name.
             for parameter in islice(PARAMETER.finditer(value), READ):
                 if parameter[1].lower() == b"name":
                     return Part((parameter[2] or parameter[3] or b"").decode("utf-8", "replace"), content)

@@ -15,14 +15,14 @@ from service.errors import Busy, ServiceError, let_go
 from service.state import Service
 
 MEDIA_TYPE = "application/problem+json"
-CLIENT_LEFT = 499  # nobody reads it; nginx's number, for the metrics
-REFUSED = "capserve.refused"  # in the scope of a request that the connection itself refused, and counted: the status it gave
+CLIENT_LEFT = 499  # as in nginx; for the metrics, since nobody reads this answer
+REFUSED = "capserve.refused"  # in the scope of a request that the connection itself refused and counted: the status it sent
 
 
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
     body["error"] = detail  # where clients of the Open Inference Protocol look
-    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a folder's name may be no text
+    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a folder's name may not be valid text
     return Response(content, status, headers, MEDIA_TYPE)
 
 
@@ -45,11 +45,11 @@ async def on_service_error(request: Request, error: Exception) -> Response:
 
 
 async def on_http(request: Request, error: Exception) -> Response:
-    """No such path, no such method."""
+    """Answer a request for a path or a method that does not exist."""
     assert isinstance(error, HTTPException)
     title = HTTPStatus(error.status_code).phrase.lower()
     headers = dict(error.headers or {})
-    detail, below = title, request.scope.get("root_path", "")  # where all of this is, as on Ray with a prefix
+    detail, below = title, request.scope.get("root_path", "")  # below which path the app is, as on Ray with a prefix
     if error.status_code == 404:
         detail = f"there is nothing at this path; {below}/docs lists what there is"
         if request.url.path.endswith("/"):
@@ -59,13 +59,13 @@ async def on_http(request: Request, error: Exception) -> Response:
     if error.status_code == 405:
         headers["Allow"] = _allowed(headers["Allow"])
         detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; {below}/docs says how"
-        if "access-control-request-method" in request.headers:  # a browser asks, on behalf of another site's page
+        if "access-control-request-method" in request.headers:  # a browser's preflight for another site's page
             detail = "pages of other origins get no answers here: put yours and this service behind one proxy, under one origin"
     return problem(error.status_code, title, detail, headers)
 
 
 def _allowed(methods: str) -> str:
-    """HEAD goes wherever GET does."""
+    """Add HEAD to methods that include GET."""
     found = {method.strip() for method in methods.split(",")}
     return ", ".join(sorted(found | {"HEAD"} if "GET" in found else found))
 

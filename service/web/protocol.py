@@ -1,7 +1,6 @@
-"""HTTP/1.1 on one connection, where uvicorn's own has no bounds: how large a request's head may be, and how long it may take.
+"""HTTP/1.1 on one connection, with limits that uvicorn lacks: on a head's size and time, and on how long an answer lies unread.
 
-Nor has it a bound to how long an answer may lie unread. An offer to speak another protocol (h2c, websocket) is passed over, as
-RFC 9110 7.8 allows: the request itself is answered.
+An offer of another protocol (h2c, websocket) is ignored, as RFC 9110 7.8 allows: the request itself is answered.
 """
 
 from __future__ import annotations
@@ -28,31 +27,31 @@ from service.web.problems import REFUSED
 logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
-MOST_HEADERS = 256  # each takes thirty times the bytes that an empty one has on the wire
-AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, or as many as so many bytes more hold
+MOST_HEADERS = 256  # an empty one takes thirty times as many bytes in memory as on the wire
+AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, and as many more as so many bytes hold
 NO_PATH = re.compile(rb"\A(https?://[^/?#]+)([?#].*)?\Z", re.IGNORECASE | re.DOTALL)  # means the path /, RFC 9112 3.2.2
-HANDSHAKE = b"\x16"  # with which TLS begins
-HTTP_2 = b"PRI * HTTP/2"  # as clients begin that know no other
-LINGER = 1.0  # seconds in which a client that still sends may read why it was refused; closed at once, it might see a reset alone
+HANDSHAKE = b"\x16"  # the first byte of TLS
+HTTP_2 = b"PRI * HTTP/2"  # how clients begin that speak only HTTP/2
+LINGER = 1.0  # seconds for a client that still sends to read why it was refused: if closed at once, it might see only a reset
 
 
 class Protocol(HttpToolsProtocol):
     def __init__(
         self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], bodies: Bodies, **own: Any
     ) -> None:
-        """`patience` is the seconds that a head may take, and in which some of an answer must be read; `count` is told what is
-        refused here, where the app does not see it, and `bodies` what of answers waits to be read."""
+        """`patience` is the seconds within which a head must arrive and part of an answer must be read; `count` is called with
+        what is refused here, which the app does not see, and `bodies` counts the bytes of answers that wait to be read."""
         super().__init__(*uvicorns, **own)
         self.parser = self._new_parser()
         self._patience, self._count, self._bodies = patience, count, bodies
-        self._head = 0  # bytes since a head was complete, or a part of a body was there
+        self._head = 0  # bytes since the last complete head or piece of a body
         self._in_head = self._in_body = False
         self._head_timer: TimerHandle | None = None
-        self._reader_timer: TimerHandle | None = None  # runs while much of an answer has not been read
-        self._kept = 0  # bytes of that answer
+        self._reader_timer: TimerHandle | None = None  # runs while much of an answer is unread
+        self._kept = 0  # unread bytes of that answer
         self._refused = False
-        self._at_work: RequestResponseCycle | None = None  # whose turn it is; uvicorn knows the last alone whose head is here
-        self._ahead = b""  # what a client sent that has requests enough before it
+        self._at_work: RequestResponseCycle | None = None  # whose turn it is; uvicorn's `cycle` is the last whose head is here
+        self._ahead = b""  # bytes not parsed yet, since enough requests wait before them
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
@@ -63,13 +62,13 @@ class Protocol(HttpToolsProtocol):
 
     @property
     def begins(self) -> bool:
-        """Whether a request is on its way: some of its head is here, or the connection is so new that none of one can be."""
+        """Whether a request is on its way: part of its head is here, or the connection is so new that none may have arrived."""
         return not self._refused and (self._in_head or self.cycle is None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
         self._ahead = b""
-        self.resume_writing()  # nobody is expected to read any more
+        self.resume_writing()  # ends the wait for a reader
         if self._at_work is not None and not self._at_work.response_complete:
             self._at_work.disconnected = True
             self._at_work.message_event.set()
@@ -77,8 +76,8 @@ class Protocol(HttpToolsProtocol):
         self._let_go()
 
     def _let_go(self) -> None:
-        """Of the circles that this connection and its requests make: heads and what was not read of bodies would stay until the
-        garbage collector looks through all that is old, which after some thousand connections are hundreds of megabytes."""
+        """Break the reference cycles between this connection and its requests: heads and unread bodies would stay in memory until
+        the garbage collector scans its oldest generation, hundreds of megabytes after some thousand connections."""
         self._unset_keepalive_if_required()  # uvicorn does so only where the connection was not reset
         del self.flow.resume_reading
         self.pipeline.clear()
@@ -88,7 +87,7 @@ class Protocol(HttpToolsProtocol):
         self._read_on(self._ahead + data)
 
     def _read_on(self, data: bytes) -> None:
-        """As far as there is room for requests."""
+        """Parse `data` as far as there is room for its requests, and keep the rest."""
         at = 0
         try:
             while at < len(data) and not self._refused and len(self.pipeline) < AHEAD:
@@ -104,7 +103,7 @@ class Protocol(HttpToolsProtocol):
         self._ahead = b"" if self._refused else data[at:]
         if self._ahead:
             self.flow.pause_reading()
-            self._forget_timer()  # now it is we who take time
+            self._forget_timer()  # from now on the delay is ours
         elif self._in_head and self._head_timer is None and not self._refused:
             self._expect_head()
 
@@ -117,7 +116,7 @@ class Protocol(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
                 return
-            except httptools.HttpParserUpgrade as pause:  # it takes no body for such a request: told again, without the offer
+            except httptools.HttpParserUpgrade as pause:  # it takes no body for such a request: parsed again, without the offer
                 head = self._head_without_offer()
                 self.parser = self._new_parser()
                 data = head + data[pause.args[0] :]
@@ -135,18 +134,18 @@ class Protocol(HttpToolsProtocol):
         line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         return b"\r\n".join((line, *(b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"), b"", b""))
 
-    # What the parser tells
+    # The parser's callbacks
 
     def on_message_begin(self) -> None:
         self._in_head = True
-        self._unset_keepalive_if_required()  # not by mere line ends, with which a client could keep us for ever
+        self._unset_keepalive_if_required()  # not for mere line ends, with which a client could stay for ever
         super().on_message_begin()
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._in_head:  # else it is a trailer, which uvicorn would add to the headers of a request that is under way
+        if self._in_head:  # otherwise it is a trailer, which uvicorn would add to the headers of a request that is under way
             if len(self.headers) == MOST_HEADERS:
                 raise HeadTooLarge(f"the request has more than {MOST_HEADERS} headers; send fewer")
-            super().on_header(name, value.rstrip(b" \t"))  # no part of it, RFC 9112 5.1; what is before it the parser leaves out
+            super().on_header(name, value.rstrip(b" \t"))  # no part of it, RFC 9112 5.1; the parser strips leading space
 
     def on_headers_complete(self) -> None:
         if not self.url.startswith(b"/"):
@@ -158,13 +157,13 @@ class Protocol(HttpToolsProtocol):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
         if any(name == b"transfer-encoding" and value.lower() != b"chunked" for name, value in self.headers):
             raise MalformedRequest("chunked is the only transfer coding read; send the body so, or with its Content-Length")
-        if self.parser.get_http_version() == "1.0":  # which knows no 100 Continue, RFC 9110 10.1.1
+        if self.parser.get_http_version() == "1.0":  # it has no 100 Continue, RFC 9110 10.1.1
             self.expect_100_continue = False
         self._in_head, self._in_body, self._head = False, True, 0
         self._forget_timer()
-        self._unset_keepalive_if_required()  # set since, where the answer before was given while this head came
+        self._unset_keepalive_if_required()  # set if the previous answer was completed while this head came
         super().on_headers_complete()
-        self.cycle.transport = self._courteous  # type: ignore[assignment]  # these three methods are all that it asks for
+        self.cycle.transport = self._courteous  # type: ignore[assignment]  # it uses only these three methods
 
     def _pass_over_offer(self) -> None:
         if all(name != b"upgrade" for name, _ in self.headers):
@@ -186,28 +185,28 @@ class Protocol(HttpToolsProtocol):
         self._at_work = cycle
         super()._start_asgi_task(cycle, app)
 
-    # Answers that are there before all of the request is
+    # Answers given before the whole request is here
 
     def on_response_complete(self) -> None:
-        unheard = self._in_body and not self.pipeline  # else the body is that of another, whose turn comes
+        unheard = self._in_body and not self.pipeline  # otherwise the body is that of a later request, whose turn comes
         if self._at_work is not None:
-            self._at_work.body.clear()  # which nobody will read, however long the client stays
+            self._at_work.body.clear()  # nobody will read it, however long the client stays
         super().on_response_complete()
         if unheard:
             self._expect_end()
-        goes_on = self.cycle.keep_alive or self._in_body  # the last whose head is here: another may follow, or its own body
+        goes_on = self.cycle.keep_alive or self._in_body  # the last whose head is here: its body or another may follow
         if self._ahead and goes_on and not self.transport.is_closing():
             self._read_on(self._ahead)
             self.flow.resume_reading()
 
     def _write(self, data: bytes) -> None:
-        """Not to a client that has gone: of several requests that it sent at once uvicorn tells only the last."""
+        """Write unless the client has gone: of several requests that it sent at once uvicorn tells only the last."""
         if not self.transport.is_closing():
             self.transport.write(data)
 
     def _close_courteously(self) -> None:
-        """As the app's answer or its client wants it; but one that still sends reads the answer only then, and closed at once it
-        might see a reset alone."""
+        """Close, as the app's answer or its client asks. A client that is still sending gets time to finish: it reads the answer
+        only afterwards, and if closed at once it might see only a reset."""
         if not self._in_body:
             return self.transport.close()
         self._refused = True
@@ -215,7 +214,7 @@ class Protocol(HttpToolsProtocol):
         self._expect_end()
 
     def _expect_end(self) -> None:
-        """Nobody wants what still comes."""
+        """Give the rest of a body that nobody wants `patience` seconds, then close."""
         self._forget_timer()
         self._head_timer = self.loop.call_later(self._patience, self.transport.close)
 
@@ -239,7 +238,7 @@ class Protocol(HttpToolsProtocol):
         self._reader_timer = self.loop.call_later(self._patience, self._check_reader, self.transport.get_write_buffer_size())
 
     def _check_reader(self, before: int) -> None:
-        """However slow a client is, it may go on; but one that reads nothing would have us keep its answers for ever."""
+        """Let a client go on however slowly it reads, but cut off one that reads nothing: its answers would be kept for ever."""
         if self.transport.get_write_buffer_size() < before:
             return self._expect_reader()
         error = TooSlow(f"no part of an answer was read for {self._patience:g} seconds; read it faster")
@@ -247,7 +246,7 @@ class Protocol(HttpToolsProtocol):
         self._count(error)
         self.transport.abort()
 
-    # Heads that are too slow, and what is refused
+    # Slow heads, and refusals
 
     def _expect_head(self) -> None:
         error = TooSlow(f"the request's head did not arrive in {self._patience:g} seconds; send it faster")
@@ -259,9 +258,9 @@ class Protocol(HttpToolsProtocol):
             self._head_timer = None
 
     def _refuse(self, error: ServiceError) -> None:
-        """Nothing more is read. What was asked before is answered; then the connection closes."""
+        """Read nothing more, answer what was asked before, then close the connection."""
         cycle = self.cycle
-        if cycle is not None and cycle.response_complete and self._in_body:  # it is the rest of one that has its answer
+        if cycle is not None and cycle.response_complete and self._in_body:  # in the rest of one that has its answer
             return self._close_courteously()
         idle = cycle is None or cycle.response_complete
         in_body = not idle and cycle.more_body and not cycle.response_started
@@ -273,10 +272,10 @@ class Protocol(HttpToolsProtocol):
         self._forget_timer()
         if idle:
             self._answer(error, visit)
-        elif in_body and self.pipeline:  # when its turn comes
+        elif in_body and self.pipeline:  # answered when its turn comes
             cycle.keep_alive = False
             self.pipeline[0] = cycle, self._told(error, visit)  # type: ignore[assignment]
-        elif in_body:  # it is this one's body that is wrong
+        elif in_body:  # the body of the request at work is wrong
             cycle.scope[REFUSED] = error.status  # type: ignore[literal-required]
             cycle.disconnected = True
             cycle.message_event.set()
@@ -285,7 +284,7 @@ class Protocol(HttpToolsProtocol):
             cycle.keep_alive = False
 
     def _visit(self, in_body: bool) -> Visit:
-        """Of the request that is refused: the one at hand, or one whose head is not all here."""
+        """Return the visit of the refused request: the last one, or one whose head is incomplete."""
         if not in_body:
             return visits.named(self.headers if self._in_head else [])
         scope: Any = self.cycle.scope
@@ -310,7 +309,7 @@ class Protocol(HttpToolsProtocol):
 
 
 def _not_understood(error: httptools.HttpParserError, data: bytes, first: bool) -> str:
-    """What to send in place of this data; `first`: nothing was asked on the connection before."""
+    """Say what to send instead of this data; `first`: nothing was asked on the connection before."""
     if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
         return "expected an address that begins with / and is all ASCII; write \u00e9, for example, as %C3%A9"
     if first and data.startswith(HANDSHAKE):
