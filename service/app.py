@@ -92,7 +92,8 @@ def _tracing(settings: Settings) -> Tracing | None:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     """Lets the server listen at once and become ready once the models are warm; answers what was accepted before it ends.
 
-    One of several workers listens only when warm: the others answer meanwhile, and no client is told to retry."""
+    One of several workers listens only when warm: the others answer meanwhile, and no client is told to retry.
+    """
     service: Service = app.state.service
     if service.settings.workers > 1:
         await service.catalogue.warm_up()

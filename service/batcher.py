@@ -193,7 +193,8 @@ class Batcher:
         """Refuses requests whose deadline passed while all runners were busy: a runner that hangs would never look at them.
 
         A batch seen running more than `looks` times hangs: its requests are refused too, and True is returned. Looks are counted,
-        not seconds, which also pass while a whole container is paused."""
+        not seconds, which also pass while a whole container is paused.
+        """
         if self._picking.acquire(blocking=False):  # otherwise a runner is picking, or waiting for a first request
             try:
                 self._dismiss(self._in_vain())
