@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 1.0  # seconds
 LONGEST_RELOAD = 300.0  # seconds; if one takes longer the runtime hangs, and other reloads are waiting
-LEFT_ALONE = (".", "_", "lost+found")  # prefixes of folders that are not bundles; a volume has the last in its root
+LEFT_ALONE = (".", "_", "lost+found")  # prefixes of folders that are not bundles; the last is in the root of a volume
 
 
 def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict[str, CapsNet]:
@@ -231,7 +231,7 @@ class Catalogue:
                 if error := await self._prepare(served):  # not counted against the served model of that name
                     logger.error("%s does not run: %s", name, error)
                     raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime; see the log")
-        except BaseException:  # also cancelled, as when the client has left: their threads would keep them for ever
+        except BaseException:  # or cancelled, as when the client has left: their threads would keep them for ever
             for each in fresh.values():
                 await each.drain(0)
             raise

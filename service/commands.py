@@ -159,7 +159,7 @@ def _say(line: str) -> None:
 
 
 def _end_with_the_reader() -> None:
-    """Has SIGPIPE end the process when `| head` has read enough, as other programs do, not a traceback."""
+    """Lets SIGPIPE end the process, as in other programs, when `| head` has read enough, instead of a traceback."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
