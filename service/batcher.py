@@ -98,7 +98,7 @@ class Batcher:
         self._picking = threading.Lock()
         self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; guarded by _picking
         self._accepted = 0  # images in total; written by the loop
-        self._taken = 0  # images in total that left _waiting; guarded by _picking
+        self._taken = 0  # images in total that left _waiting; written under _picking
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
         self._reserved = 0  # images being decoded, to be submitted
@@ -114,7 +114,7 @@ class Batcher:
 
     @property
     def limit(self) -> int:
-        """How many images may wait: as estimated, with more some would wait too long."""
+        """Estimate of how many images may wait without any of them waiting too long; at most max_queue."""
         in_time = self._pace.pieces(self._max_wait) * self._max_batch * self._runners
         return max(1, int(min(in_time, self.max_queue)))
 

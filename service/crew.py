@@ -30,9 +30,9 @@ LATE = "the deadline passed before pictures were decoded or drawn; ask again lat
 
 class Crew:
     def __init__(self, threads: int, most: int, max_wait: float, deadline: float) -> None:
-        """Admits at most `most` jobs, waiting or running, and as estimated none that would wait longer than `max_wait` seconds.
+        """Admits at most `most` jobs, waiting or running, and none that is estimated to wait longer than `max_wait` seconds.
 
-        A job is given up `deadline` seconds after its whole request had arrived.
+        A job is given up `deadline` seconds after its whole request arrived.
         """
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
@@ -111,7 +111,7 @@ class Crew:
         self._jobs -= 1
 
     def _begin_anew(self) -> None:
-        """Starts measuring afresh if there are no jobs: what was done for clients that have left is no measure."""
+        """Starts measuring afresh if there are no jobs: what was done for clients that have left is no guide."""
         if not self._jobs:
             self._pace = Pace()
             self._took.clear()

@@ -129,7 +129,7 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
         net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
         replay = bundle.check_replay(made, variant, net.classify, net.reconstruct)
         blank = np.zeros((1, *made.manifest.image_shape), np.float32)
-        if not all(np.isfinite(each).all() for each in net.classify(blank)):  # as of a squash that divides by a length of 0
+        if not all(np.isfinite(each).all() for each in net.classify(blank)):  # a squash that divides by a length of 0, say
             raise BundleError(f"{made.folder}: expected finite numbers for a blank picture, found others")
         return replace(net, replay=replay)
     except (BundleError, StartError):

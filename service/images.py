@@ -40,7 +40,7 @@ class Format:
 
 class _JpegFile(JpegImagePlugin.JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Does nothing: nobody here needs the resolution, and it may be one of a million fractions."""
+        """Does nothing: nobody here needs the resolution, and it may hold a million fractions."""
 
 
 PNG = Format("PNG", pngfile.PngFile)

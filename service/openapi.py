@@ -53,7 +53,7 @@ def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | Non
         _lock(document, keyless)
     try:
         examples.add(document, served)
-    except Exception as error:  # whatever the runtime raises; a fault of ours too, and the log shows it
+    except Exception as error:  # whatever the runtime raises, or a fault of ours: the log shows which
         logger.exception("no examples for /docs")
         raise Broken("the model failed at the examples of this page; ask again", "failed") from error
     return document

@@ -36,7 +36,7 @@ OFFER = (
     "Ray's proxy loses bodies that come with an offer of another protocol; send this without the header Upgrade, as curl does "
     "without --http2, and Java's HttpClient with version(HTTP_1_1)"
 )
-ATTEMPTS = 3  # a bundle that is not sound will not become so by more of them
+ATTEMPTS = 3  # more of them would not make a bundle sound
 MARGIN = 5.0  # seconds beyond drain before Ray kills a replica
 PATIENCE = 5.0  # seconds for all replicas to report their metrics
 
@@ -55,7 +55,7 @@ class Scale(BaseModel):
 
 def app(scale: Scale) -> Any:
     """A Ray Serve application, which is built and loads its bundles wherever Ray starts a replica."""
-    settings = Settings()  # type: ignore[call-arg]  # a wrong one raises here, before there are replicas
+    settings = Settings()  # type: ignore[call-arg]  # wrong ones raise here, before there are replicas
     given = settings.model_dump(exclude_unset=True)
 
     def build() -> FastAPI:

@@ -1,7 +1,7 @@
 """Writes the text of /metrics, once for all scrapes that wait at the same time, one text after another, with a rest in between.
 
-/metrics requires no key, and writing it takes tens of milliseconds: however many scrapes come, and however often, the rest of
-the CPU time is left to the models.
+/metrics requires no key, and writing it takes tens of milliseconds: however many scrapes come, and however often, the models
+get the rest of the CPU time.
 """
 
 from __future__ import annotations

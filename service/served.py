@@ -25,7 +25,7 @@ from service.visits import Stages
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
-HANGING = 60  # looks at a running batch, a second apart, after which the runtime hangs and the process asks for the same
+HANGING = 60  # looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too
 MOST_DRAWINGS = 4_096  # how many one request may ask for, and how many may wait at least
 
 

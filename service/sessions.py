@@ -31,7 +31,7 @@ TRIAL, RUNS = 0.03, 4  # seconds and runs that measuring it takes at least: the 
 # Rows of a batch per run of an encoder. Votes are laid out input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the L1 cache, and evict each other.
 PIECE = 9
-SMALLEST = 3  # rows: a piece as small is slower by itself than beside other rows
+SMALLEST = 3  # rows; fewer are slower by themselves than beside others
 
 
 @dataclass(frozen=True)
