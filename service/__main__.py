@@ -1,4 +1,4 @@
-"""`capserve`, or `python -m service`. Ctrl-C ends it at once and without a word until a command has something to finish."""
+"""Entry point of `capserve` and `python -m service`. Ctrl-C ends it at once and silently until a command has work to finish."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # else whoever started us has it ignored
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # otherwise our parent has SIGINT ignored
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    from service import cli  # here, since it takes a second in which somebody may have thought better of it
+    from service import cli  # imported here: it takes a second, in which Ctrl-C must already work
 
     return cli.run(arguments)
 

@@ -1,4 +1,4 @@
-"""What was seen -> what is said: one picture's row of a Perception as the JSON of /predict. Knows no HTTP."""
+"""Turns one picture's row of a Perception into the JSON of /predict. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = 6  # decimals of a probability: float32 has no more
 def prediction(
     manifest: Manifest, perception: Perception, row: int, judged: Verdict, drawings: bool, taken: Array | None = None
 ) -> dict[str, Any]:
-    """`drawings` puts each object's picture into the answer; `taken` (C, H, W) is the network's input, to be shown as well."""
+    """`drawings` adds each object's drawing to the answer; `taken` (C, H, W), the network's input, is added too if given."""
     probabilities = [round(length, DIGITS) for length in perception.lengths[row].tolist()]
     objects = perception.objects(row)
     found: list[dict[str, Any]] = []

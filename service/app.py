@@ -35,14 +35,14 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-LARGEST_BODIES = 16  # in memory at once, or more of smaller ones; shared by workers
-DECODERS = 4  # threads at most, shared by workers: a picture of max_pixels takes hundreds of MB while it is at work on one
+LARGEST_BODIES = 16  # bodies of max_body in memory at once, or more smaller ones; divided among workers
+DECODERS = 4  # most decoding threads, divided among workers: each takes hundreds of MB for a picture of max_pixels
 
 
 def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, siblings: Siblings | None = None) -> FastAPI:
-    """The app over `nets`, or over those that it loads itself: a bundle that is not sound raises here, before it listens."""
+    """Builds the app over `nets`, or loads them; a bundle that is not sound raises here, before the server listens."""
     nets = catalogue.load(settings) if nets is None else nets
-    # Both may raise, so they come before metrics, which with several workers leave files that each scrape reads.
+    # Both may raise, so they come before Metrics, which with several workers leaves files that each scrape reads.
     catalogue.default(settings, nets)
     tracing = _tracing(settings)
     metrics = Metrics()
@@ -57,11 +57,11 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         version=version("capserve"),
         summary="Capsule Networks as a service",
         lifespan=_lifespan,
-        openapi_url=None,  # it and the pages of it are in routes/playground.py: FastAPI's load their scripts from elsewhere
+        openapi_url=None,  # routes/playground.py serves it and /docs: FastAPI's own pages load scripts from other servers
         docs_url=None,
         redoc_url=None,
-        redirect_slashes=False,  # Starlette would send clients to http:, behind a proxy for https too, and their keys with them
-        telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py has ours, without what queries hold
+        redirect_slashes=False,  # Starlette redirects to http:, even behind an https proxy, and clients send their keys along
+        telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py is our own and omits query strings
     )
     siblings = siblings or Siblings()
     scrapes = Scrapes(partial(siblings.metrics, partial(in_own_thread, metrics.text)))
@@ -83,15 +83,17 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
 def _tracing(settings: Settings) -> Tracing | None:
     if settings.traces is None:
         return None
-    from service.tracing import Tracing  # an extra
+    from service.tracing import Tracing  # needs the extra capserve[otel]
 
     return Tracing(settings.traces)
 
 
 @asynccontextmanager
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
-    """Listens at once, and is ready when the models are warm; answers what it accepted before it goes. One of several workers
-    listens when it is warm: the others answer meanwhile, and nobody need be told to ask again."""
+    """Lets the server listen at once and become ready once the models are warm; answers what was accepted before it ends.
+
+    One of several workers listens only when warm: the others answer meanwhile, and no client is told to retry.
+    """
     service: Service = app.state.service
     if service.settings.workers > 1:
         await service.catalogue.warm_up()

@@ -1,10 +1,10 @@
-"""Micro-batching between routes and engine: what has queued when the model falls free runs together, with no delay added.
+"""Micro-batching between routes and engine: whatever has queued when the model becomes free runs together, with no added delay.
 
 Counts images, not requests, and knows neither HTTP nor models: `run` is any function from arrays to arrays, row for row, that
-tells where its time went.
-Requests arrive on the event loop; threads of our own, the runners, run them (ONNX Runtime lets go of the GIL meanwhile) and
-hand a whole batch back with one wake-up of the loop. What has queued is shared among the runners. Every counter has one
-writer, the loop or whoever holds the lock for picking: a runner that makes up its batch, or the loop where some wait in vain.
+also returns where its time went.
+Requests arrive on the event loop. Threads of our own, the runners, share and run them (ONNX Runtime releases the GIL meanwhile)
+and hand back a whole batch with one wake-up of the loop. Every counter has one writer: the loop, or whoever holds the picking
+lock, which is a runner assembling its batch or the loop dropping overdue requests.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ class Answer(NamedTuple):
     """A request's own rows of every output, and where its time went."""
 
     outputs: Arrays
-    stages: Stages  # the queue's, and those of the batches that it was in
+    stages: Stages  # the queue, and the stages of the batches it was in
 
 
 class Observer(Protocol):
-    """Who wants to know; called on the event loop, once a batch."""
+    """Called on the event loop, once per batch."""
 
     def batch_ran(self, images: int, run_seconds: float) -> None: ...
     def failed(self, error: Exception) -> None: ...
@@ -48,7 +48,7 @@ class Observer(Protocol):
 
 @dataclass(slots=True, eq=False)
 class _Request:
-    """What was submitted at once, or as much of it as a batch may hold."""
+    """One submission, or as much of it as fits into a batch."""
 
     inputs: Arrays  # each (images, ...)
     images: int
@@ -57,7 +57,7 @@ class _Request:
     answer: asyncio.Future[Answer]
 
     def over(self, now: float) -> bool:
-        """Nobody waits any more, or nobody should."""
+        """Whether nobody waits for the answer any more, or its deadline has passed."""
         return self.answer.done() or self.deadline <= now
 
     def refuse(self, error: TurnedAway) -> None:
@@ -68,10 +68,10 @@ class _Request:
 @dataclass(slots=True, eq=False)
 class _Batch:
     requests: list[_Request] = field(default_factory=list)
-    over: list[_Request] = field(default_factory=list)  # they need not run
+    over: list[_Request] = field(default_factory=list)  # these need not run
     images: int = 0
-    looks: int = 0  # at it while it was at work; written by the loop, as what follows
-    given_up: bool = False  # all were refused while it was at work
+    looks: int = 0  # how often the loop saw it running; written by the loop, like given_up
+    given_up: bool = False  # its requests were refused while it was running
 
 
 class Batcher:
@@ -91,21 +91,21 @@ class Batcher:
         self._max_batch = max_batch
         self.max_queue = max_queue
         self._max_wait = max_wait
-        self._pace, self._waited = Pace(), 0.0  # of batches, and seconds that the last did; written by the loop
+        self._pace, self._waited = Pace(), 0.0  # of batches, and seconds the last one waited; written by the loop
         self._observer = observer
-        self._turn: list[_Request] = []  # arrived in this turn of the loop
+        self._turn: list[_Request] = []  # arrived in this turn of the event loop
         self._arrivals: SimpleQueue[list[_Request] | None] = SimpleQueue()  # None: stop
         self._picking = threading.Lock()
-        self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; of whoever holds _picking
-        self._accepted = 0  # images ever; written by the loop
-        self._taken = 0  # images ever that left _waiting; written by whoever holds _picking
+        self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; guarded by _picking
+        self._accepted = 0  # images in total; written by the loop
+        self._taken = 0  # images in total that left _waiting; written under _picking
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
-        self._reserved = 0  # images that are being decoded and will be submitted
+        self._reserved = 0  # images being decoded, to be submitted
         self._draining = False
         self._loop: asyncio.AbstractEventLoop | None = None
         self._runners = runners
-        self._at_work: list[_Batch | None] = [None] * runners  # each runner writes its own
+        self._at_work: list[_Batch | None] = [None] * runners  # each runner writes its own entry
 
     @property
     def queued(self) -> int:
@@ -114,7 +114,7 @@ class Batcher:
 
     @property
     def limit(self) -> int:
-        """Images that may wait, as far as one can foresee: of more some would wait too long."""
+        """Estimate of how many images may wait without any of them waiting too long; at most max_queue."""
         in_time = self._pace.pieces(self._max_wait) * self._max_batch * self._runners
         return max(1, int(min(in_time, self.max_queue)))
 
@@ -124,7 +124,7 @@ class Batcher:
             threading.Thread(target=self._work, args=(number,), name=f"runner-{number}", daemon=True).start()
 
     async def submit(self, *inputs: Array, deadline: float = math.inf) -> Answer:
-        """Runs arrays (n, ...) of equal n, beside whoever else is waiting; `deadline` is a time.monotonic()."""
+        """Runs arrays (n, ...) of equal n, batched with other waiting requests; `deadline` is a time.monotonic()."""
         images = len(inputs[0])
         self._expect_room(images)
         if images <= self._max_batch:
@@ -134,13 +134,13 @@ class Batcher:
         try:
             return _joined(await asyncio.gather(*parts))
         finally:
-            while parts:  # one failed: nobody waits for the others, and none is kept here, where an error holds this frame
+            while parts:  # if one failed nobody needs the rest; emptied, since the error's traceback keeps this frame alive
                 parts.pop().cancel()
 
     def admit(self, images: int = 1) -> None:
-        """Raises Busy where so many images more would wait too long or find no room. Asked before pictures are decoded."""
+        """Raises Busy if so many more images would wait too long or find no room. Called before pictures are decoded."""
         self._expect_room(images)
-        # A batch that is not full takes as long at most: the wait is never held for longer than it is.
+        # The batches measured need not have been full, and full ones take no less: this never overestimates the wait.
         if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
             told = f"the queue takes about {wait:.1f} s ({self.queued} images), longer than the limit of"
             raise self._full(f"{told} {self._max_wait:g} s")
@@ -155,7 +155,7 @@ class Batcher:
 
     @property
     def _batches(self) -> float:
-        """That wait for each runner."""
+        """Full batches that wait, per runner."""
         return self.queued / self._max_batch / self._runners
 
     def _full(self, why: str) -> Busy:
@@ -164,7 +164,7 @@ class Batcher:
 
     @contextmanager
     def reserved(self, images: int) -> Iterator[None]:
-        """Room in the queue for what is still being decoded, or all would decode at once what most are then refused for."""
+        """Reserves room in the queue during decoding; otherwise all would decode at once, most of them only to be refused."""
         self.admit(images)
         self._reserved += images
         try:
@@ -173,7 +173,7 @@ class Batcher:
             self._reserved -= images
 
     async def drain(self, timeout: float) -> bool:
-        """Takes nothing new, answers what was accepted, stops the runners; False when the time did not suffice."""
+        """Accepts nothing new, answers what was accepted, and stops the runners; returns False if the time did not suffice."""
         self._draining = True
         try:
             async with asyncio.timeout(timeout):
@@ -185,15 +185,17 @@ class Batcher:
         finally:
             for _ in range(self._runners):
                 self._arrivals.put(None)
-        # They hold whoever holds us, and with it a model: out of that circle it goes at once, not when garbage is collected.
+        # Both refer to our owner, and so to a model: without this reference cycle it is freed before the next garbage collection.
         self._run = self._observer = None  # type: ignore[assignment]
         return True
 
     def drop_overdue(self, looks: int) -> bool:
-        """Refuses requests whose deadline passed while all runners were at work: one that hangs would never look at them. A batch
-        that has been seen at work more than `looks` times hangs: its requests are refused too, and True is returned. Looks are
-        counted, since seconds also pass while a whole container is paused."""
-        if self._picking.acquire(blocking=False):  # else a runner picks, or waits for somebody to come
+        """Refuses requests whose deadline passed while all runners were busy: a runner that hangs would never look at them.
+
+        A batch seen running more than `looks` times hangs: its requests are refused too, and True is returned. Looks are counted,
+        not seconds, which also pass while a whole container is paused.
+        """
+        if self._picking.acquire(blocking=False):  # otherwise a runner is picking, or waiting for a first request
             try:
                 self._dismiss(self._in_vain())
             finally:
@@ -212,9 +214,9 @@ class Batcher:
         return bool(hung)
 
     def _in_vain(self) -> list[_Request]:
-        """Those who wait for no answer any more, taken out."""
+        """Takes out the requests that are over."""
         if not self._collect(wait=False):
-            self._arrivals.put(None)  # that was for a runner
+            self._arrivals.put(None)  # that stop was meant for a runner
         now = time.monotonic()
         over = [request for request in self._waiting if request.over(now)]
         self._waiting = deque(request for request in self._waiting if not request.over(now))
@@ -227,7 +229,7 @@ class Batcher:
         images = len(inputs[0])
         self._accepted += images
         self._unanswered += 1
-        if not self._turn:  # a runner is woken once a turn of the loop, not once a request
+        if not self._turn:  # a runner is woken once per turn of the loop, not per request
             self._loop.call_soon(self._end_turn)
         self._turn.append(_Request(inputs, images, deadline, time.monotonic(), answer))
         return answer
@@ -249,7 +251,7 @@ class Batcher:
                 self._at_work[number] = batch
                 try:
                     outputs, stages = self._run(*_stacked(batch.requests))
-                except Exception as failure:  # whatever a runtime throws: these requests fail, the next may not
+                except Exception as failure:  # whatever the runtime raises: these requests fail, the next may not
                     error = failure
                 self._at_work[number] = None
             finished = time.monotonic()
@@ -257,10 +259,10 @@ class Batcher:
                 self._loop.call_soon_threadsafe(self._deliver, batch, outputs, stages, error, started, finished)
             except RuntimeError:  # the loop has closed: nobody is left to tell
                 return
-            del error  # it holds this frame
+            del error  # its traceback holds this frame
 
     def _next_batch(self) -> _Batch | None:
-        """Waits for a first request, then takes its share of all that are there, passing over those in vain."""
+        """Waits for a first request, then takes this runner's share of all that wait, without those that are over."""
         with self._picking:
             if not self._collect(wait=not self._waiting):
                 return None
@@ -280,11 +282,11 @@ class Batcher:
             return batch
 
     def _share(self) -> int:
-        """Images: as many as each runner would get of what waits, rounded up, and never more than a batch may hold."""
+        """Images per runner if those waiting are divided evenly, rounded up; never more than a batch may hold."""
         return min(self._max_batch, -(-self.queued // self._runners))
 
     def _collect(self, wait: bool) -> bool:
-        """Moves arrivals to where they wait, if it is to wait the first of them too. False: this runner stops."""
+        """Moves arrivals to _waiting, with `wait` blocking for the first; returns False if a runner is to stop."""
         try:
             while (turn := self._arrivals.get(block=wait)) is not None:
                 self._waiting.extend(turn)
@@ -298,7 +300,7 @@ class Batcher:
     def _deliver(
         self, batch: _Batch, outputs: Arrays, stages: Stages, error: Exception | None, started: float, finished: float
     ) -> None:
-        if batch.given_up:  # nobody waits any more, and nobody may be left to observe
+        if batch.given_up:  # nobody waits any more, and the observer may be gone
             return
         if error is not None:
             self._observer.failed(error)
@@ -311,7 +313,7 @@ class Batcher:
             last = first + request.images
             if error is not None:
                 request.refuse(Broken("the model failed on this batch; ask again, or another replica", "failed"))
-            elif not request.answer.done():  # else it left while the model ran
+            elif not request.answer.done():  # otherwise the client left while the model ran
                 rows = tuple(output[first:last] for output in outputs)
                 request.answer.set_result(Answer(rows, {"queue": started - request.queued_at, **stages}))
             first = last
@@ -331,14 +333,14 @@ class Batcher:
 
 
 def _stacked(requests: list[_Request]) -> Arrays:
-    """The inputs of all, row under row; one request's own arrays are not copied."""
+    """The inputs of all requests, concatenated; those of a single request are not copied."""
     if len(requests) == 1:
         return requests[0].inputs
     return tuple(np.concatenate(columns) for columns in zip(*(request.inputs for request in requests), strict=True))
 
 
 def _joined(parts: Sequence[Answer]) -> Answer:
-    """What one request would have seen had its parts been one: it waited for the first and ran until the last."""
+    """Joins the parts of one request as if they were one: it waited until the first began and ran until the last ended."""
     outputs = tuple(np.concatenate(columns) for columns in zip(*(part.outputs for part in parts), strict=True))
     ran: Stages = {}
     for stage, seconds in chain.from_iterable(part.stages.items() for part in parts):
@@ -346,5 +348,5 @@ def _joined(parts: Sequence[Answer]) -> Answer:
     del ran["queue"]
     queue = parts[0].stages["queue"]
     passed = max(sum(part.stages.values()) for part in parts) - queue
-    share = min(1.0, passed / (sum(ran.values()) or 1.0))  # less than all where parts ran side by side
+    share = min(1.0, passed / (sum(ran.values()) or 1.0))  # below 1 if parts ran in parallel
     return Answer(outputs, {"queue": queue, **{stage: seconds * share for stage, seconds in ran.items()}})

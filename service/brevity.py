@@ -1,23 +1,23 @@
-"""Whether small pictures may be decoded on the event loop: not for a while after one that took long, as some are made to do."""
+"""Whether small pictures may be decoded on the event loop: not for a while after one that took long, perhaps on purpose."""
 
 from __future__ import annotations
 
-LONG = 0.05  # seconds of a processor; most take some milliseconds
-AVOIDED = 100  # small pictures that the crew gets after one that took so long
+LONG = 0.05  # seconds of CPU time; most pictures take a few milliseconds
+AVOIDED = 100  # small pictures that go to the crew after one that took longer than LONG
 
 
 class Brevity:
     def __init__(self) -> None:
-        self._avoided = 0  # still to come
+        self._avoided = 0  # small pictures still to go to the crew
 
     def expected(self) -> bool:
-        """Asked once for each small picture."""
+        """Whether the next small picture may be decoded on the loop; called once for each."""
         if self._avoided:
             self._avoided -= 1
             return False
         return True
 
     def took(self, seconds: float) -> None:
-        """On the event loop, of a processor."""
+        """Records the CPU time that decoding a picture took on the event loop."""
         if seconds > LONG:
             self._avoided = AVOIDED

@@ -1,8 +1,8 @@
-"""The contract between training and service: what a bundle is, how it is written, and how it is believed.
+"""The contract between training and service: what a bundle is, how it is written, and how it is verified.
 
-A bundle is a folder with encoder.onnx, decoder.onnx, perhaps encoder.int8.onnx, example.npz and manifest.json.
-What the manifest says is manifest.py's; tensor names exist here and nowhere else; models/README.md describes them.
-Needs numpy and pydantic only: whoever opens a session passes in what it found.
+A bundle is a folder with encoder.onnx, decoder.onnx, optionally encoder.int8.onnx, example.npz and manifest.json.
+manifest.py defines the manifest; tensor names exist here and nowhere else; models/README.md describes them.
+Needs only numpy and pydantic: whoever opens a session passes in the signature it has.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from service.manifest import (
 Array = NDArray[np.float32]
 EXAMPLE_LIMIT = 64 << 20  # bytes unpacked
 
-# Whatever a damaged zip can raise; the checksum has passed by then, so this is a bundle made wrong.
+# What a damaged zip can raise; its checksum has been verified by then, so the bundle was made wrong.
 _DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
-DTYPES = {"float": "float32", "int64": "int64"}  # ONNX Runtime's words -> numpy's
+DTYPES = {"float": "float32", "int64": "int64"}  # ONNX Runtime's names -> numpy's
 
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """A graph's input or output. Axes are letters: N is free, C H W K D are the manifest's."""
+    """A graph's input or output. Axes are letters: N is free, the sizes of C H W K D are in the manifest."""
 
     name: str
-    dtype: Literal["float", "int64"]  # in ONNX Runtime's words
+    dtype: Literal["float", "int64"]  # in ONNX Runtime's names
     axes: str
 
     def shape(self, manifest: Manifest) -> list[int | None]:
@@ -75,12 +75,12 @@ RECONSTRUCTIONS = TensorSpec("reconstructions", "float", "NCHW")
 ENCODER = GraphSpec(inputs=(IMAGES,), outputs=(LENGTHS, CAPSULES))
 DECODER = GraphSpec(inputs=(POSES, CLASSES), outputs=(RECONSTRUCTIONS,))
 
-# What `boxed` pictures are fitted into, by max_objects, in pixels where digits are as large as MNIST's: the frame's shorter side,
-# and the longer side of what is written, of one digit or of two, which lie three apart in the mean, each moved by up to four.
+# What `boxed` pictures are fitted into, by max_objects, in pixels at the scale of MNIST's digits: the frame's shorter side, and
+# the ink's longer side, of one digit or of two, which lie three apart on average, each being shifted by up to four.
 FRAME = {1: 28, 2: 36}
 BOX = {1: 20, 2: 23}
 
-# How far a replay may be from what the exporter saw: other processors and TF32 round differently, int8 kernels more so.
+# How far a replay may differ from the exporter's outputs: other processors round differently, int8 kernels more so.
 REPLAY_TOLERANCE: dict[Variant, float] = {"fp32": 2e-3, "int8": 2e-2}
 
 
@@ -112,7 +112,7 @@ class Bundle:
         return self.folder / DECODER_FILE
 
     def example(self, variant: Variant) -> Example:
-        """What example.npz expects of this variant."""
+        """What example.npz holds for this variant, its types and shapes checked."""
         path = self.folder / EXAMPLE
         names = [f"{name}.{variant}" if name in ("lengths", "capsules") else name for name in Example._fields]
         try:
@@ -135,7 +135,7 @@ class Bundle:
 
 
 def read(folder: Path) -> Bundle:
-    """The bundle in a folder, its manifest parsed and every file's checksum compared."""
+    """Reads the bundle in a folder: parses its manifest and verifies every file's checksum."""
     manifest = manifest_of(folder)
     for name, expected in manifest.files.items():
         expect(f"sha256 of {folder / name}", expected, checksum(folder / name))
@@ -147,7 +147,7 @@ def read(folder: Path) -> Bundle:
 def write(folder: Path, values: Mapping[str, Any]) -> Bundle:
     """Completes a folder that holds the graphs and the example: checksums, version and manifest.json, then reads it back.
 
-    `values` are the manifest's, less format, name, version and files, which the folder itself tells.
+    `values` are the manifest's, except format, name, version and files, which are filled in here.
     """
     files = {name: checksum(folder / name) for name in sorted(FILES) if (folder / name).exists()}
     expect(f"files in {folder}", sorted(REQUIRED), sorted(REQUIRED & files.keys()))
@@ -171,7 +171,7 @@ class Argument(Protocol):
 def check_signature(
     spec: GraphSpec, manifest: Manifest, inputs: Iterable[Argument], outputs: Iterable[Argument], origin: Path
 ) -> None:
-    """A graph's inputs and outputs against the contract: names, types and every fixed axis; only the batch is free."""
+    """Checks a graph's inputs and outputs against the contract: names, types and every fixed axis; only the batch is free."""
     for side, specs, found in (("inputs", spec.inputs, list(inputs)), ("outputs", spec.outputs, list(outputs))):
         expected = [_signature(tensor.name, f"tensor({tensor.dtype})", tensor.shape(manifest)) for tensor in specs]
         expect(f"{side} of {origin}", expected, [_signature(each.name, each.type, each.shape) for each in found])
@@ -183,7 +183,7 @@ def check_replay(
     encode: Callable[[Array], tuple[Array, Array]],
     decode: Callable[[Array, NDArray[np.int64]], Array],
 ) -> float:
-    """Runs the example through both graphs and gives the largest difference; one beyond the tolerance is an error."""
+    """Runs the example through both graphs and returns the largest difference; raises if one is beyond the tolerance."""
     example, tolerance = bundle.example(variant), REPLAY_TOLERANCE[variant]
     lengths, capsules = encode(example.images)
     found = {"lengths": lengths, "capsules": capsules, "reconstructions": decode(example.poses, example.classes)}
@@ -192,7 +192,7 @@ def check_replay(
         expected = getattr(example, name)
         expect(f"{bundle.folder}: shape of {name} in the {variant} replay", expected.shape, values.shape)
         difference = float(np.abs(values - expected).max())
-        if not difference <= tolerance:  # a NaN is not
+        if not difference <= tolerance:  # true of NaN too
             raise BundleError(
                 f"{bundle.folder}: {variant} replay of {name}: expected {EXAMPLE} within {tolerance}, found {difference:.3g} off"
             )
@@ -210,7 +210,7 @@ def checksum(path: Path) -> str:
 
 
 def _check_whole(path: Path) -> None:
-    """A graph may name other files for its weights, anywhere on the disk; no checksum would cover those."""
+    """Refuses a graph with weights in other files: these may be anywhere on the disk, and no checksum would cover them."""
     try:
         whole = graphfile.holds_its_weights(path.read_bytes())
     except (OSError, ValueError) as error:

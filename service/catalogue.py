@@ -31,12 +31,12 @@ Change = Literal["added", "replaced", "removed", "unchanged"]
 logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 1.0  # seconds
-LONGEST_RELOAD = 300.0  # seconds; after so many the runtime hangs, and others wait for their turn
-LEFT_ALONE = (".", "_", "lost+found")  # how names of folders begin that are no bundles; the last is a volume's own
+LONGEST_RELOAD = 300.0  # seconds; if one takes longer the runtime hangs, and other reloads are waiting
+LEFT_ALONE = (".", "_", "lost+found")  # prefixes of folders that are not bundles; the last is in the root of a volume
 
 
 def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict[str, CapsNet]:
-    """Every bundle of the models folder, by name, checked and replayed; of those `known`, the ones that changed."""
+    """Loads every bundle of the models folder, by name, checked and replayed; reuses those of `known` that are unchanged."""
     open_bundle = opener(settings)
     nets: dict[str, CapsNet] = {}
     for folder in folders(settings):
@@ -65,7 +65,7 @@ def folders(settings: Settings) -> list[Path]:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise BundleError(f"{settings.models}: {error.strerror}; raise their limit (`ulimit -n`)") from error
         names, what = [], str(error.strerror)
-    if os.path.exists(settings.models / MANIFEST):  # Path's own raises where a folder may not be looked into
+    if os.path.exists(settings.models / MANIFEST):  # Path.exists would raise if the folder may not be searched
         raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that holds it")
     if not names:
         raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
@@ -73,7 +73,7 @@ def folders(settings: Settings) -> list[Path]:
 
 
 def _is_file(entry: os.DirEntry[str]) -> bool:
-    """A README beside the bundles, say. A link that leads nowhere is meant for a bundle: whoever reads it says what is wrong."""
+    """True of a README beside the bundles, say. A broken link counts as a bundle: reading it then says what is wrong."""
     try:
         return entry.is_file()
     except OSError:
@@ -81,7 +81,7 @@ def _is_file(entry: os.DirEntry[str]) -> bool:
 
 
 def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
-    """The model of requests that name none."""
+    """The model for requests that name none."""
     name = settings.model or ("compact" if "compact" in nets else min(nets))
     if name not in nets:
         raise StartError(f"CAPSERVE_MODEL={name}, but {settings.models} has only {', '.join(sorted(nets))}")
@@ -89,7 +89,7 @@ def default(settings: Settings, nets: Mapping[str, CapsNet]) -> str:
 
 
 def opener(settings: Settings) -> Callable[[Bundle], CapsNet]:
-    """Loads one bundle after the other on the same device, which the first of them tries out."""
+    """Returns a function that loads bundles, all on the same device, which the first of them tries out."""
     threads = settings.threads or max(1, cpus.available() // settings.workers)
     device: Device | None = None
 
@@ -104,7 +104,7 @@ def opener(settings: Settings) -> Callable[[Bundle], CapsNet]:
 
 
 def others(settings: Settings, made: Bundle, net: CapsNet) -> list[CapsNet]:
-    """A bundle's encoders that this processor would not choose and others may."""
+    """Loads a bundle's other encoders, which this processor would not choose but others may."""
     if settings.variant != "auto" or net.device.provider != CPU:
         return []
     return [engine.load(made, variant, net.device) for variant in made.manifest.variants if variant != net.variant]
@@ -114,12 +114,12 @@ class Catalogue:
     def __init__(self, nets: Mapping[str, CapsNet], settings: Settings, metrics: Metrics) -> None:
         self._settings, self._metrics = settings, metrics
         self._served = {name: Served(net, settings, metrics) for name, net in nets.items()}
-        self._outgoing: dict[Served, asyncio.Task[None]] = {}  # replaced, and still asked by those who found them
+        self._outgoing: dict[Served, asyncio.Task[None]] = {}  # replaced or removed, still used by requests that found them
         self._reloading = asyncio.Lock()
         self.default = default(settings, nets)
         self.warm = False
-        self._abandoned = False  # nobody looks after the models any more
-        self._ends: float | None = None  # time.monotonic() by which to have drained
+        self._abandoned = False  # supervision of the models has failed
+        self._ends: float | None = None  # time.monotonic() by which draining must be done
         for net in nets.values():
             metrics.describe(net)
 
@@ -144,12 +144,12 @@ class Catalogue:
         return self._ends is not None
 
     def retire(self) -> None:
-        """From now on not ready, and in time gone."""
+        """Starts draining: not ready from now on, and at an end after `linger` and `drain` seconds at most."""
         if self._ends is None:
             self._ends = time.monotonic() + self._settings.linger + self._settings.drain
 
     def hurry(self) -> None:
-        """What is not answered by now will not be."""
+        """Ends draining now: what is not answered yet will not be."""
         self._ends = time.monotonic()
 
     @property
@@ -167,18 +167,18 @@ class Catalogue:
         return self.state == "ready"
 
     def serves(self, served: Served) -> bool:
-        """Whether this one model would answer, whatever the others do."""
+        """Whether this one model would answer, whatever the state of the others."""
         return served.sound and self.warm and not self.draining
 
     @property
     def alive(self) -> bool:
-        """A restart would help when a model fails again and again, or nobody looks after them."""
+        """False if a restart would help: a model hangs or fails again and again, or supervision of the models has failed."""
         return not (self._abandoned or any(served.hopeless for served in self))
 
     async def reload(self) -> dict[str, Change]:
         """Serves what the models folder holds now, without losing a request.
 
-        What changed is verified, replayed and warmed beside the old and then takes its place; on any fault all stays as it was.
+        What changed is verified, replayed and warmed up beside the old, then takes its place; on any fault all stays as it was.
         """
         try:
             async with self._reloading:
@@ -186,7 +186,7 @@ class Catalogue:
         except Exception as error:
             self._metrics.reloaded.set(0)
             if isinstance(error, (BundleError, StartError)):
-                why = str(error).encode(errors="replace").decode()  # a folder's name may be no text
+                why = str(error).encode(errors="replace").decode()  # a folder's name may not be UTF-8
                 logger.error("not reloaded, the previous models still serve: %s", why)
             raise
         self._metrics.reloaded.set(1)
@@ -228,21 +228,21 @@ class Catalogue:
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:
         try:
             for name, served in fresh.items():
-                if error := await self._prepare(served):  # no failure of the model of that name that is served
+                if error := await self._prepare(served):  # not counted against the served model of that name
                     logger.error("%s does not run: %s", name, error)
                     raise BundleError(f"{name}: expected a model that runs, found a failure of the runtime; see the log")
-        except BaseException:  # cancelled, say, where the client has left: their threads would keep them for ever
+        except BaseException:  # or cancelled, as when the client has left: their threads would keep them for ever
             for each in fresh.values():
                 await each.drain(0)
             raise
 
     def _dismiss(self, served: Served) -> None:
-        """Out of the catalogue at once, and at an end when whoever found it there has been answered."""
+        """Lets go of a model that left the catalogue, once the requests that found it there have been answered."""
 
         async def leave() -> None:
             await asyncio.sleep(self._settings.deadline)
             while not await served.drain(self._settings.drain):
-                logger.warning("%s, now replaced, still has requests to answer", served.manifest.name)  # run() looks after it
+                logger.warning("%s, now replaced, still has requests to answer", served.manifest.name)  # run() supervises it
             del self._outgoing[served]
 
         self._metrics.forget(served.net)
@@ -250,20 +250,22 @@ class Catalogue:
 
     async def warm_up(self) -> None:
         for served in self:
-            if error := await self._prepare(served):  # not ready, and probed from now on
+            if error := await self._prepare(served):  # then not ready, and probed from now on
                 served.failed(error)
         interpreter.settle()
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
 
     async def run(self, measure: Callable[[], None]) -> None:
-        """Warms every model up, if that is not done, then looks after all until it is cancelled; `measure` is for a scrape that
-        meets another worker."""
+        """Warms up the models, if that is not done, then supervises them until it is cancelled.
+
+        `measure` is called every second, for scrapes that another worker answers.
+        """
         try:
             if not self.warm:
                 await self.warm_up()
             await self._look_after_all(measure)
-        except Exception:  # no thread to be had, say; nobody awaits us before the end
+        except Exception:  # no thread can be started, say; nobody awaits this task before the end
             self._abandoned = True
             logger.exception("supervising the models failed; /healthz asks for a restart")
 
@@ -276,7 +278,7 @@ class Catalogue:
         async def probe_those_that_failed() -> None:
             await asyncio.gather(*(served.probe() for served in self if served.failures_in_a_row))
 
-        async with asyncio.TaskGroup() as group:  # two, since a probe may take as long as a deadline
+        async with asyncio.TaskGroup() as group:  # two tasks, since a probe may take as long as the deadline
             group.create_task(_again_and_again(look_round))
             group.create_task(_again_and_again(probe_those_that_failed))
 
@@ -284,7 +286,7 @@ class Catalogue:
         served.start()
         try:
             await in_own_thread(partial(served.net.warm_up, self._settings.max_batch))
-        except Exception as error:  # whatever the runtime throws
+        except Exception as error:  # whatever the runtime raises
             return error
         return None
 
@@ -294,7 +296,7 @@ class Catalogue:
             served.measure()
 
     async def drain(self) -> None:
-        """Answers what was accepted, within what is left of the time there is."""
+        """Answers what was accepted, in the time that is left."""
         self.retire()
         assert self._ends is not None
         left = max(0.0, self._ends - time.monotonic())
@@ -305,7 +307,7 @@ async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await work()
-        except Exception:  # a full disk under the metrics, say: nobody else would look after the models then
+        except Exception:  # a full disk under the metrics, say: the models need supervision all the same
             logger.exception("supervising the models failed; trying again in %g s", PROBE_EVERY)
         await asyncio.sleep(PROBE_EVERY)
 

@@ -1,4 +1,4 @@
-"""The command line: serve, check or predict. Every setting is CAPSERVE_<NAME>, and a flag where it is used."""
+"""The command line: serve, check or predict. Every setting is CAPSERVE_<NAME>, and a flag of the commands that use it."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from service.settings import ALIKE, KEY, PREFIX, Settings
 
 logger = logging.getLogger(__name__)
 
-SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # flags are seen by everybody on the machine
+SERVE = tuple(name for name in Settings.model_fields if name != "api_key")  # every user of the machine can see flags
 CHECK = ("models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads")
 PREDICT = (*CHECK, "max_pixels", "max_body")
-FLAGS = "[--FLAG VALUE ...]"  # in a line of usage; --help lists them
+FLAGS = "[--FLAG VALUE ...]"  # in the usage line; --help lists them
 
 
 def run(arguments: Sequence[str] | None) -> int:
-    """Gives the exit status."""
+    """Runs the command and returns the exit status."""
     parsed, strange = _parser().parse_known_args(arguments)
     options = vars(parsed)
     parser = options.pop("parser")
@@ -48,12 +48,12 @@ def run(arguments: Sequence[str] | None) -> int:
             typed = _flag(name) if flags.get(name) is not None else f"{PREFIX}{name.upper()}"
             _tell(f"{typed}:{what}", _logs_json(flags))
     except (BundleError, StartError) as error:
-        _tell(str(error), as_json=False)  # serve has logged its own
+        _tell(str(error), as_json=False)  # serve logs its own
     return 2
 
 
 def _not_understood(words: Sequence[str], flags: Iterable[str]) -> str:
-    """Without the values: one might be a key."""
+    """What to say about unknown flags, without their values: one might be a key."""
     typed = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not typed:
         return f"expected flags, found {' '.join(words)}"
@@ -64,7 +64,7 @@ def _not_understood(words: Sequence[str], flags: Iterable[str]) -> str:
 
 
 def _logs_json(flags: Mapping[str, str | None]) -> bool:
-    """What a server was to do, as far as can be told where its settings are not sound."""
+    """Whether the server was to log JSON, as far as invalid settings can tell."""
     return "log_format" in flags and (flags["log_format"] or os.environ.get(f"{PREFIX}LOG_FORMAT")) == "json"
 
 

@@ -1,4 +1,4 @@
-"""What `capserve` does: serve, check, predict. Each gives an exit status; faults that a person can mend are raised."""
+"""The commands serve, check and predict. Each returns an exit status. Faults a person can fix are raised, or logged by serve."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from service.manifest import BundleError
 from service.process import allocator, interpreter, listening, logs, siblings, workers
 from service.settings import Settings
 
-if TYPE_CHECKING:  # it opens ONNX Runtime
+if TYPE_CHECKING:  # it imports ONNX Runtime
     from service.engine import CapsNet
 
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
-OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # this machine's
+OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # reachable from this machine only
 
 
 def serve(settings: Settings) -> int:
     several = settings.workers > 1
-    _begin(settings, at_once=not several)  # a supervisor has files to remove, and nothing large to import
+    _begin(settings, at_once=not several)  # a supervisor has files to remove, and imports nothing large
     if strange := settings.unread():
         logger.info("in the environment, but not settings: %s", ", ".join(strange))
     if settings.api_key is None and settings.host not in OURS_ALONE:
@@ -42,7 +42,7 @@ def serve(settings: Settings) -> int:
 
 
 def _serve(settings: Settings) -> int:
-    """In this process."""
+    """Serves in this process."""
     with listening.bind(settings.host, settings.port) as listener:
         claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
@@ -50,7 +50,7 @@ def _serve(settings: Settings) -> int:
 
 
 def work(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
-    """One of several processes."""
+    """Serves as one of several processes."""
 
     def beat() -> None:
         beats[place] += 1
@@ -67,8 +67,8 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
 
 
 def _answer(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
-    """Models are loaded, which is mostly not Python's work, while Python imports what speaks HTTP."""
-    from service import catalogue  # here, so that --help needs no onnxruntime and a supervisor holds none in memory
+    """Serves on `listener`. The models load while the HTTP modules are imported: loading is mostly not Python's work."""
+    from service import catalogue  # imported here, so that --help and a supervisor do without onnxruntime
 
     allocator.return_large_blocks()
     interpreter.take_short_turns()
@@ -79,7 +79,7 @@ def _answer(settings: Settings, listener: socket.socket, beat: Callable[[], None
 
 
 def check(settings: Settings) -> int:
-    """Loads and replays every bundle, and tells of each what runs it or what is wrong."""
+    """Loads and replays every bundle, and prints for each what runs it or what is wrong."""
     from service import bundle, catalogue
 
     _end_with_the_reader()
@@ -101,14 +101,14 @@ def check(settings: Settings) -> int:
     if nets:
         catalogue.default(settings, nets)  # raises what serve would
     if settings.traces is not None:
-        from service import tracing  # so does this, without the extra
+        from service import tracing  # this too raises, without the extra capserve[otel]
 
         tracing.expect_headers()
     return status
 
 
 def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: bool, input: bool) -> int:
-    """A line of JSON for each file, the same as POST /predict would answer."""
+    """Prints a line of JSON for each file, with what POST /predict would answer."""
     from service import answer, catalogue, images
     from service.engine import expect_numbers
     from service.verdict import Judge
@@ -134,9 +134,9 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
 
 
 def _content(file: str, most: int) -> bytes:
-    """Of a picture file, or of standard input for `-`."""
+    """Reads a picture file, or standard input for `-`."""
     if file == STDIN:
-        content = b"" if sys.stdin is None else sys.stdin.buffer.read(most + 1)  # None where it was closed
+        content = b"" if sys.stdin is None else sys.stdin.buffer.read(most + 1)  # None if it was closed
     elif Path(file).is_dir():
         raise Unprocessable("a folder; name the pictures in it")
     else:
@@ -148,30 +148,32 @@ def _content(file: str, most: int) -> bytes:
 
 
 def _say(line: str) -> None:
-    """At once; a full disk, say, is a fault to be told."""
+    """Prints a line at once; raises StartError if it cannot be written, as on a full disk."""
     if sys.stdout is None:
         raise StartError("standard output cannot be written: it is closed")
     try:
         print(line, flush=True)
     except OSError as error:
-        sys.stdout = None  # what it holds would fail again when the interpreter ends
+        sys.stdout = None  # what it has buffered would fail again when the interpreter exits
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
 def _end_with_the_reader() -> None:
-    """When `| head` has seen enough, as other programs do: by the signal, not with a traceback."""
+    """Lets SIGPIPE end the process, as in other programs, when `| head` has read enough, instead of a traceback."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
 def _ended(run: Callable[[], int]) -> int:
-    """The process's exit status; but where a thread is still in a runtime the process ends here: an interpreter that takes itself
-    apart around it would abort."""
+    """Runs a server and returns the exit status; with a thread still in a runtime, ends the process here.
+
+    An interpreter that shuts down around such a thread would abort.
+    """
     try:
         status = run()
     except (BundleError, StartError) as error:
-        logger.error("%s", error)  # in the format that whoever reads the log expects
+        logger.error("%s", error)  # in the log's format, unlike what cli.py prints
         status = workers.CANNOT_START
-    except Exception:  # whatever it is: in the format of the log, and not on standard error
+    except Exception:  # anything else: in the log's format too, not as a bare traceback
         logger.exception("a fault of the server's own")
         status = 1
     if any(thread.daemon for thread in threading.enumerate()):
@@ -181,12 +183,15 @@ def _ended(run: Callable[[], int]) -> int:
 
 
 def _begin(settings: Settings, at_once: bool) -> None:
-    """Until the server sets its own handlers: a process that is told to stop ends `at_once` and without an exception, which a
-    library that is being imported might catch; told to reload, it does so when it serves."""
+    """Configures the process, with signal handlers that hold until the server sets its own.
+
+    Told to stop, it ends: with `at_once`, without an exception, which a library being imported might catch. Told to reload, it
+    does so once it serves.
+    """
     siblings.hold_hangups()
     listening.take_all_files()
-    signal.signal(siblings.SPREAD, signal.SIG_IGN)  # for a supervisor, which has its own handler: others would be ended by it
+    signal.signal(siblings.SPREAD, signal.SIG_IGN)  # a supervisor sets its own handler; others would be ended by it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # which a worker has waiting since it began
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked in a worker since its start
     logs.configure(settings.log_format, settings.log_level)

@@ -1,8 +1,8 @@
-"""A few threads for work that would hold up the event loop: decoding large pictures, writing large PNGs. Bounded.
+"""A few threads for work that would block the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Requests are served in the order in which they came, each with all that it wants done. A job is given up at its request's
-deadline, unless its answer is computed and only has to be written. A job whose client has left is not begun; one at work
-cannot be stopped, but its thread keeps no process from ending.
+Requests are served in order of arrival, each with all of its jobs. A job is given up at its request's deadline, unless the
+answer is computed and only has to be written. A job whose client has left is not started; one that is running cannot be
+stopped, but its thread does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -30,19 +30,21 @@ LATE = "the deadline passed before pictures were decoded or drawn; ask again lat
 
 class Crew:
     def __init__(self, threads: int, most: int, max_wait: float, deadline: float) -> None:
-        """`most` jobs at once that wait or are at work: none waits longer than `max_wait` seconds, as far as one can foresee, and
-        each until `deadline` seconds after its request was here at most."""
+        """Admits at most `most` jobs, waiting or running, and none that is estimated to wait longer than `max_wait` seconds.
+
+        A job is given up `deadline` seconds after its whole request arrived.
+        """
         self._threads = [threading.Thread(target=self._work, name=f"crew-{number}", daemon=True) for number in range(threads)]
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
-        self._numbers = count()  # break ties: the queue would compare the errands themselves
+        self._numbers = count()  # break ties: otherwise the queue would compare the errands themselves
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
         self._pace = Pace()
-        self._took: deque[float] = deque(maxlen=100)  # seconds that errands did, told by the threads: a busy loop learns late
-        # For the part of a job that is many short calls from Python: two threads that fight for its one lock are slower than one.
+        self._took: deque[float] = deque(maxlen=100)  # seconds, noted by the threads: a busy event loop learns of them late
+        # For the part of a job that makes many short calls from Python: two threads contending for the GIL are slower than one.
         self.lock = threading.Lock()
         self._jobs = 0
-        self._unanswered: dict[_Errand, None] = {}  # as they came
-        self.lines: set[Line] = set()  # requests that were let in
+        self._unanswered: dict[_Errand, None] = {}  # in order of arrival
+        self.lines: set[Line] = set()  # of requests that were admitted
 
     @property
     def at_work(self) -> bool:
@@ -50,11 +52,11 @@ class Crew:
 
     @property
     def coming(self) -> int:
-        """Jobs that requests which were let in will still bring."""
+        """Jobs that admitted requests will still bring."""
         return sum(line.coming for line in self.lines)
 
     def admit(self) -> None:
-        """Raises Busy where a job that comes now would find too many before it."""
+        """Raises Busy if a job that came now would find too many before it."""
         self._begin_anew()
         before = self._jobs + self.coming - len(self._threads) + 1
         oldest = next((errand for errand in self._unanswered if not errand.began), None)
@@ -73,7 +75,7 @@ class Crew:
 
     @contextmanager
     def line(self, pictures: int = 1) -> Iterator[Line]:
-        """For a request that has so many to be decoded, one after the other: with the first that comes here all are let in."""
+        """For a request with so many pictures to decode, one after the other: admitting the first that comes here admits all."""
         line = Line(self, pictures - 1)
         try:
             yield line
@@ -81,7 +83,7 @@ class Crew:
             self.lines.discard(line)
 
     async def do(self, job: Callable[[], T], complete: float | None = None) -> T:
-        """The job's result; `complete` is the time.monotonic() at which the whole request was here, None once it is computed."""
+        """Runs a job; `complete` is the time.monotonic() at which the whole request had arrived, None for a computed answer."""
         if not self._threads[0].ident:
             self._start()
         self._begin_anew()
@@ -89,7 +91,7 @@ class Crew:
         self._jobs += 1
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
-                await asyncio.sleep(0)  # a deadline that is over already comes to pass here
+                await asyncio.sleep(0)  # a deadline that has already passed takes effect here
                 self._unanswered[errand] = None
                 self._errands.put((time.monotonic() if complete is None else complete, next(self._numbers), errand))
                 result: T = await errand.answer
@@ -97,25 +99,25 @@ class Crew:
         except TimeoutError:
             raise TooLate(LATE, "late") from None
         finally:
-            errand.job = None  # if it still waits: what it holds is as large as a request's body
+            errand.job = None  # if it is still queued: it may hold a whole request's body
             self._unanswered.pop(errand, None)
-            if errand.at_work:  # nobody waits for it, but its thread is not free
+            if errand.at_work:  # nobody waits for it any more, but its thread is busy
                 errand.ended = self._one_less
             else:
                 self._one_less()
-            del errand  # an error that it was answered with holds this frame: of a circle nothing is freed for a long time
+            del errand  # its error's traceback holds this frame, and a reference cycle is freed only much later
 
     def _one_less(self) -> None:
         self._jobs -= 1
 
     def _begin_anew(self) -> None:
-        """Where nobody waits: what was done since for those who have left is no measure."""
+        """Starts measuring afresh if there are no jobs: what was done for clients that have left is no guide."""
         if not self._jobs:
             self._pace = Pace()
             self._took.clear()
 
     def close(self) -> None:
-        """Lets the threads go when they are done, and waits for none."""
+        """Has the threads end when the queue is empty, without waiting for them."""
         for _ in self._threads:
             self._errands.put((math.inf, next(self._numbers), None))
 
@@ -130,14 +132,14 @@ class Crew:
 
 
 async def in_own_thread(job: Callable[[], T]) -> T:
-    """The job's result, from a thread of its own: where it hangs in a runtime, the process can end without it."""
+    """Runs a job in a thread of its own: if it hangs in a runtime, the process can end without it."""
     errand = _Errand(job, asyncio.get_running_loop())
     threading.Thread(target=copy_context().run, args=(errand.run,), name="own", daemon=True).start()  # logs name the request
     try:
         result: T = await errand.answer
         return result
     finally:
-        del errand  # as above
+        del errand  # as in Crew.do
 
 
 @dataclass(eq=False)
@@ -154,7 +156,7 @@ class Line:
         return await self.crew.do(job, complete)
 
     def next(self) -> None:
-        """One of those to come is here."""
+        """Notes that one of the pictures to come is here."""
         self.coming -= 1
 
 
@@ -166,8 +168,8 @@ class _Errand:
     ) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
-        self.queued, self.began = time.monotonic(), 0.0  # the latter once it is known
-        self.ended: Callable[[], None] = lambda: None  # called when it has been at work
+        self.queued, self.began = time.monotonic(), 0.0  # `began` is 0 until it runs
+        self.ended: Callable[[], None] = lambda: None  # called on the loop after it has run
         self._over = False
         self._loop, self._took = loop, took
 
@@ -182,7 +184,7 @@ class _Errand:
         result, error, self.began = None, None, time.monotonic()
         try:
             result = job()
-        except Exception as failure:  # for whoever waits
+        except Exception as failure:  # passed on to whoever waits
             let_go(failure)
             error = failure
         self._took(time.monotonic() - self.began)
@@ -190,7 +192,7 @@ class _Errand:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell
             pass
-        del self, job, result, error  # an error holds this frame
+        del self, job, result, error  # an error's traceback holds this frame
 
     def _deliver(self, result: Any, error: Exception | None) -> None:
         self._over = True

@@ -1,4 +1,4 @@
-"""Graphs on CUDA, or the reason why not: which library is missing, what ONNX Runtime said."""
+"""Runs graphs on CUDA, or says why it cannot: which library is missing, what ONNX Runtime reported."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from service.runtime import CUDA, Arrays, Session, ort
 DRIVER = "libcuda.so.1"  # NVIDIA's
 BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
-# While ONNX Runtime records a CUDA graph in one thread, what others ask of CUDA fails: memory, copies, waiting. So one thread
-# has its turn at a time, whatever its session; a binding wants one user at a time anyway.
-alone = threading.RLock()  # whoever holds it may cause a CudaSession's __del__, which takes it too
-LONGEST_TURN = 1.0  # seconds; after so many the runtime hangs, and whoever lets go of a session may be the event loop
+# While ONNX Runtime records a CUDA graph in one thread, CUDA calls of others fail: allocations, copies, synchronisation. So one
+# thread at a time uses CUDA, whatever its session; a binding allows only one user at a time anyway.
+alone = threading.RLock()  # reentrant: its holder may trigger a CudaSession's __del__, which takes it too
+LONGEST_TURN = 1.0  # seconds that __del__ waits, since it may run on the event loop; if it takes longer the runtime hangs
 
 
 def settings(memory: int, graphs: bool) -> dict[str, Any]:
-    """Of the provider; `memory` in GiB."""
+    """The provider's settings; `memory` is in GiB."""
     return {
-        "cudnn_conv_algo_search": "HEURISTIC",  # an exhaustive one costs seconds for each new shape
+        "cudnn_conv_algo_search": "HEURISTIC",  # an exhaustive search costs seconds for each new shape
         "arena_extend_strategy": "kSameAsRequested",
         "do_copy_in_default_stream": 1,  # 0 is racy
-        "use_tf32": 0,  # its rounding moves drawings by 3e-3, more than a replay may; without, CUDA is as near as 1e-6 to the CPU
+        "use_tf32": 0,  # its rounding moves drawings by 3e-3, more than a replay may; without it CUDA is within 1e-6 of the CPU
         "gpu_mem_limit": memory << 30,
         "enable_cuda_graph": int(graphs),
     }
 
 
 class CudaSession(Session):
-    """Inputs and outputs stay at fixed places on the GPU, a set for each batch size, as CUDA graphs demand."""
+    """A session whose inputs and outputs stay at fixed places on the GPU, a set per batch size, as CUDA graphs require."""
 
     memory = "cuda"
 
@@ -56,7 +56,7 @@ class CudaSession(Session):
         self.nodes = runtime.nodes(self._session)
 
     def __del__(self) -> None:
-        """What it frees would spoil another's recording, and not be freed."""
+        """Frees everything while no other thread records: that would spoil the recording, and nothing would be freed."""
         turn = alone.acquire(timeout=LONGEST_TURN)
         self.__dict__.clear()
         if turn:
@@ -105,22 +105,22 @@ class _Place:
 
 
 def open_session(path: Path, settings: Mapping[str, Any]) -> Any:
-    """ONNX Runtime's own session, every node of it on CUDA."""
+    """Opens an ONNX Runtime session with every node on CUDA."""
     options = runtime.options(threads=1)
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
         with alone:
             session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
-    except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class below Exception
         raise StartError(f"CUDA does not run {path.name}: {_missing() or reason(str(error))}") from error
     found = session.get_providers()[0]
-    if found != CUDA:  # what is available and what is used are different questions
+    if found != CUDA:  # what is available need not be what is used
         raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")
     return session
 
 
 def reason(text: str) -> str:
-    """What CUDA or cuDNN said, where ONNX Runtime wraps it into the C++ it said it to."""
+    """Extracts what CUDA or cuDNN reported from ONNX Runtime's message, which wraps it in C++ code."""
     said = re.search(r"(CUDA|CUBLAS|CUDNN) failure \d+: [^;\n]+", text)
     return said[0].strip() if said else text.strip().partition("\n")[0]
 
@@ -131,12 +131,12 @@ def find() -> None:
             f"onnxruntime {ort.__version__} has no {CUDA}: this is the CPU package. `pip uninstall onnxruntime`, "
             "then `pip install '.[gpu]'` in the checkout, or set CAPSERVE_DEVICE=cpu"
         )
-    with redirect_stdout(sys.stderr):  # where it says what it did not find
+    with redirect_stdout(sys.stderr):  # preload_dlls prints what it did not find
         ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
 
 
 def driver() -> bool:
-    """Whether NVIDIA's is here."""
+    """Whether NVIDIA's driver is installed."""
     try:
         ctypes.CDLL(DRIVER)
     except OSError:
@@ -145,7 +145,7 @@ def driver() -> bool:
 
 
 def _missing() -> str | None:
-    """The first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
+    """Names the first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
     for library in (DRIVER, Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
         try:
             ctypes.CDLL(str(library))

@@ -23,18 +23,18 @@ from service.sessions import Device
 from service.settings import WantedVariant
 
 Labels = NDArray[np.int64]
-DRAWN_TOGETHER = cuda.BUCKETS[-1]  # at most: drawings are small beside encodings, and a sweep wants a hundred
+DRAWN_TOGETHER = cuda.BUCKETS[-1]  # most drawings in a batch: they are cheap beside encodings, and a sweep wants a hundred
 
 
 class Perception(NamedTuple):
-    """All there is to say of n pictures; every field has n rows, so that a batch can be cut into its requests."""
+    """All that was seen in n pictures; every field has n rows, so that a batch can be split into its requests."""
 
-    lengths: Array  # (n, K): of the capsules, which are the class probabilities
+    lengths: Array  # (n, K): lengths of the capsules, which are the class probabilities
     capsules: Array  # (n, K, D)
     winners: Labels  # (n, M): classes of the longest capsules, longest first
-    present: NDArray[np.bool_]  # (n, M): the first always; another when it is as long as a real object's usually is
+    present: NDArray[np.bool_]  # (n, M): the first always; another if it is as long as a real object's usually is
     drawings: Array  # (n, M, C, H, W): each object as the network believes it saw it
-    errors: Array  # (n,): mean squared difference between picture and drawings, a pixel
+    errors: Array  # (n,): mean squared difference between picture and drawings, per pixel; NaN if not drawn
     contrasts: Array  # (n,): standard deviation of the picture's pixels
 
     def objects(self, row: int) -> list[int]:
@@ -54,7 +54,7 @@ class CapsNet:
 
     @property
     def nodes(self) -> dict[str, int]:
-        """Nodes of both graphs by the provider that runs them."""
+        """Number of nodes of both graphs, by the provider that runs them."""
         return dict(Counter(self.encoder.nodes) + Counter(self.decoder.nodes))
 
     def classify(self, images: Array) -> tuple[Array, Array]:
@@ -67,11 +67,11 @@ class CapsNet:
         return self.decoder.run(poses, classes)[0]
 
     def perceive(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
-        """Classifies all n pictures, and draws what was seen in those of `drawn` (n,)."""
+        """Classifies all n pictures, and draws what was seen in those that `drawn` (n,) marks."""
         return self.believe(images, *self.classify(images), drawn)
 
     def believe(self, images: Array, lengths: Array, capsules: Array, drawn: NDArray[np.bool_]) -> Perception:
-        """What pictures show whose capsules are known."""
+        """The Perception of pictures whose capsules are already computed."""
         winners = np.argsort(-lengths, axis=1, kind="stable")[:, : self.manifest.max_objects]
         present = np.take_along_axis(lengths, winners, axis=1) >= self.manifest.thresholds.presence
         present[:, 0] = True
@@ -99,9 +99,12 @@ class CapsNet:
 
 
 def expect_numbers(model: str, what: str, *made: Array) -> None:
-    """Of each of n pictures or poses. A network that divides by nought does so for single ones, and JSON has no NaN."""
+    """Raises Unprocessable for the first of n pictures or poses with numbers that are not finite: JSON has no NaN.
+
+    A network that divides by zero does so for single ones.
+    """
     for values in made:
-        if np.isfinite(values).all():  # as nearly always
+        if np.isfinite(values).all():  # almost always
             continue
         strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
         raise Unprocessable(f"model {model} gives no finite numbers for {what} {strange[0]}: ask another, and retrain this one")
@@ -116,7 +119,7 @@ def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
 
 
 def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
-    """Opens a bundle's graphs and replays its example; whatever is not as the manifest says is a BundleError."""
+    """Opens a bundle's graphs and replays its example; raises BundleError if anything is not as the manifest says."""
     variant = _variant(made, wanted, device)
     try:
         encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
@@ -131,13 +134,13 @@ def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
         return replace(net, replay=replay)
     except (BundleError, StartError):
         raise
-    except Exception as error:  # whatever the runtime throws while it runs a graph that it could open
+    except Exception as error:  # whatever the runtime raises while it runs a graph that it could open
         first = str(error).strip().partition("\n")[0]
         raise BundleError(f"{made.folder}: expected graphs that run on their own example, found: {first}") from error
 
 
 def _variant(made: Bundle, wanted: WantedVariant, device: Device) -> Variant:
-    """auto: int8 where it is faster; fp32 on CUDA."""
+    """The variant to run: `auto` is int8 on CPUs where that is faster, otherwise fp32."""
     if wanted == "auto":
         return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.is_faster_in_int8() else "fp32"
     if wanted not in made.manifest.variants:

@@ -1,11 +1,11 @@
 """Our exception hierarchy, each with its HTTP status; one handler turns them into problem+json (RFC 9457).
 
-    ServiceError            a request is not answered as asked; 4xx says that it is at fault
+    ServiceError            a request is not answered as asked; 4xx: the request is at fault
       TurnedAway            through no fault of the request
         Busy        503     carries Retry-After
           Broken    503     the model itself failed
         TooLate     504
-    StartError              the process cannot start as it was asked to: exit status 2
+    StartError              the process cannot start as asked: exit status 2
 
 The text of each says what to do. It never holds an image, a token or a traceback.
 """
@@ -28,7 +28,7 @@ class ServiceError(Exception):
 
     @property
     def why(self) -> str:
-        """For the log, which may not hold what `detail` quotes."""
+        """For the log, which must not contain what `detail` quotes."""
         return self.title
 
 
@@ -81,7 +81,7 @@ class NotAnImage(ServiceError):
 
 class Encoded(NotAnImage):
     title = "a content coding we do not read"
-    headers = {"Accept-Encoding": "identity"}  # RFC 9110 15.5.16: it is this and not the type
+    headers = {"Accept-Encoding": "identity"}  # RFC 9110 15.5.16: the coding is at fault, not the type
 
 
 class Unprocessable(ServiceError):
@@ -96,7 +96,7 @@ class HeadTooLarge(ServiceError):
 
 class TurnedAway(ServiceError):
     def __init__(self, detail: str, reason: str) -> None:
-        """`reason` is the metrics' word for it."""
+        """`reason` is what the metrics call it."""
         super().__init__(detail)
         self.reason = reason
 
@@ -110,7 +110,7 @@ class Busy(TurnedAway):
     meaning = "queue full or too long, warming, draining, or the model failed; see Retry-After"
 
     def __init__(self, detail: str, reason: str, after: float = 0.0) -> None:
-        """`after` so many seconds, where that is known, there is room again."""
+        """`after` is in how many seconds there will be room again, if known."""
         super().__init__(detail, reason)
         self.headers = {"Retry-After": str(max(1, math.ceil(after)))}
 
@@ -129,8 +129,10 @@ class StartError(Exception):
 
 
 def let_go(error: BaseException | None) -> None:
-    """Frees what the frames of its traceback hold, and of those that caused it: bodies, pixels. Telling a client of it may take
-    as long as that client likes. The lines stay known, for the log."""
+    """Frees what the frames of an error's traceback and of its causes hold, such as bodies and pixels.
+
+    Answering a client may take as long as that client likes. Line numbers stay, for the log.
+    """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

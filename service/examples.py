@@ -1,4 +1,4 @@
-"""Examples for /docs that really work: made by the default model from its own prototypes when the page is first asked for."""
+"""Examples for /docs that really work: made by the default model from its own prototypes when the page is first requested."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ DIM, DELTA = 3, 0.05
 
 
 def add(document: dict[str, Any], served: Served) -> None:
-    """Puts requests and their true answers into an OpenAPI document."""
+    """Adds requests and their real answers to an OpenAPI document."""
     manifest, net = served.manifest, served.net
-    *_, start, end = range(len(manifest.classes))  # 8 and 9 where there are digits
+    *_, start, end = range(len(manifest.classes))  # 8 and 9 if the classes are digits
     prototypes = np.array(manifest.prototypes, np.float32)
     drawn = net.reconstruct(prototypes[start : start + 1], np.array([start]))
     png = images.png(drawn[0])
@@ -32,7 +32,7 @@ def add(document: dict[str, Any], served: Served) -> None:
     tokens = [pose.encode(Pose(label, prototypes[label]), manifest) for label in (start, end)]
     paths = document["paths"]
     for operation in (each for path in paths.values() for each in path.values()):
-        _query(operation, {"name": manifest.name, "version": manifest.version})  # in paths
+        _query(operation, {"name": manifest.name, "version": manifest.version})  # parameters of paths
     _body(paths["/predict"]["post"], {"image": sent}, said)
     _body(paths["/predict/batch"]["post"], {"images": [sent]}, {"model": manifest.name, "predictions": [said]})
     for path, names in (
@@ -47,7 +47,7 @@ def add(document: dict[str, Any], served: Served) -> None:
 
 
 def _inference(served: Served, picture: Array, names: Mapping[str, str]) -> tuple[Any, Any]:
-    """The same picture for the Open Inference Protocol: its pixels to two decimals, and the lengths alone."""
+    """The same picture for the Open Inference Protocol: its pixels to two decimals, and of the outputs only the lengths."""
     pixels = picture.round(2)
     tensor = {"name": IMAGES.name, "shape": list(pixels.shape), "datatype": tensors.FLOAT}
     tensor["data"] = [round(pixel, 2) for pixel in pixels.ravel().tolist()]

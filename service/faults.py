@@ -1,6 +1,6 @@
-"""What pydantic finds wrong -> sentences for whoever sent it: what was expected, what was found. Knows no HTTP.
+"""Turns pydantic's errors into sentences for the sender: what was expected, what was found. Knows no HTTP.
 
-What was expected is read from the model's JSON schema, so that a range is told whole, and what was found is told only where
+What was expected is read from the model's JSON schema, so that a range is given in full. What was found is shown only where
 it cannot be a secret: numbers and choices, not texts.
 """
 
@@ -13,11 +13,11 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOST = 5  # faults that are told
-MANY = 1_000  # faults that nobody made by hand, and that would take their time to be looked at
-LONGEST = 20  # characters of a value that are told
+MOST = 5  # faults that are shown
+MANY = 1_000  # faults; more take long to look at, and nobody made them by hand
+LONGEST = 20  # characters of a value that are shown
 WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"{\0", b"\0{", b"\0\0\0{")  # UTF-16, as PowerShell writes files, and 32
-UNKNOWN = "extra_forbidden"  # pydantic's word for a name that the model does not have
+UNKNOWN = "extra_forbidden"  # pydantic's type of error for a name that the model does not have
 
 Schema = Mapping[str, Any]
 
@@ -25,7 +25,7 @@ KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a n
 
 
 def sentences(model: type[BaseModel], error: ValidationError, whole: str) -> list[str]:
-    """`whole` is what the model itself is called, as in "the query"."""
+    """`whole` is what to call the model itself, such as "the query"."""
     if error.error_count() > MANY:
         return [f"there are {error.error_count():,} faults in {whole}"]
     found = error.errors(include_url=False)
@@ -43,7 +43,7 @@ def _schema(model: type[BaseModel]) -> Schema:
 
 
 def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
-    if fault["type"] == "value_error":  # a validator of ours, whose text is a sentence already
+    if fault["type"] == "value_error":  # from a validator of ours, whose text is already a sentence
         return str(fault["ctx"]["error"])
     if fault["type"] == "json_invalid":
         wide = fault["input"].startswith(WIDE)
@@ -52,12 +52,12 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "missing":
         return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))
     secret = part.get("type") == "string" and "enum" not in part
-    found = _found(fault["input"], secret, another_kind=fault["type"].endswith("_type"))  # "1" where a 1 should be
+    found = _found(fault["input"], secret, another_kind=fault["type"].endswith("_type"))  # "1" instead of 1, say
     return f"{place}: expected {_expected(part)}, found {found}"
 
 
 def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:
-    """What lies at a path, by name and by schema; pydantic's path may go on into the kinds that a value could have had."""
+    """The name and schema of what lies at a path; pydantic's path may go on into the alternatives of a union."""
     name, part = "", _resolved(schema, schema)
     for step in path:
         below = (
@@ -71,7 +71,7 @@ def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Sch
 
 
 def _resolved(schema: Schema, part: Schema) -> Schema:
-    """Past references, and past the null that an optional value may be."""
+    """Follows references, and drops the null of an optional value."""
     if "$ref" in part:
         return _resolved(schema, schema["$defs"][part["$ref"].rpartition("/")[2]])
     choices = [each for each in part.get("anyOf", ()) if each.get("type") != "null"]

@@ -1,8 +1,8 @@
-"""An ONNX file as far as it must be read before it is trusted: whether all its weights are in it. Needs nothing but Python.
+"""Whether an ONNX file holds all its weights, which must be known before it is trusted. Needs nothing but Python.
 
-ONNX lets a tensor lie in another file, by a path of the graph's choosing, where no checksum covers it. So the file's protobuf
-messages are walked here; the package onnx is no part of serving. The walk is stricter than protobuf's own, which cuts
-integers that are too long: what no exporter writes is refused, or two readers could read two things.
+ONNX lets a tensor lie in another file, at a path of the graph's choosing, where no checksum covers it. So the file's protobuf
+messages are walked here; serving does not need the package onnx. The walk is stricter than protobuf's own, which truncates
+integers that are too long: what no exporter writes is refused, or two readers could read different things.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 VARINT, EIGHT_BYTES, LENGTH, FOUR_BYTES = 0, 1, 2, 5  # protobuf's wire types
 LONGEST_VARINT = 10  # bytes
 LARGEST_KEY = (1 << 32) - 1
-ORT_FORMAT = b"ORTM"  # at the fifth byte; ONNX Runtime would read no protobuf, whatever else the bytes may be
+ORT_FORMAT = b"ORTM"  # at the fifth byte; ONNX Runtime then reads its own format, even if the bytes are protobuf too
 
 # Where tensors can be, as field numbers of onnx.proto: message -> field -> message.
 CHILDREN: Mapping[str, Mapping[int, str]] = {
@@ -29,7 +29,7 @@ EXTERNAL_DATA, DATA_LOCATION, HERE = 13, 14, 0  # fields of a tensor, and the lo
 
 
 def holds_its_weights(data: bytes) -> bool:
-    """False where a tensor lies in another file. Raises ValueError for what is no protobuf as exporters write it."""
+    """False if a tensor lies in another file. Raises ValueError for what is not protobuf as exporters write it."""
     if data[4:8] == ORT_FORMAT:
         raise ValueError("ONNX Runtime's own format")
     rest = [("model", memoryview(data))]
@@ -47,7 +47,7 @@ def holds_its_weights(data: bytes) -> bool:
 
 
 def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
-    """(number, value) of each field, in order: an integer, or bytes, which may be a message of their own."""
+    """Yields (number, value) of each field, in order; a value is an integer, or bytes, which may be a nested message."""
     at = 0
     while at < len(message):
         key, at = _varint(message, at)
@@ -71,7 +71,7 @@ def _fields(message: memoryview) -> Iterator[tuple[int, int | memoryview]]:
 
 
 def _varint(message: memoryview, at: int) -> tuple[int, int]:
-    """An integer, and where the next field begins."""
+    """Reads an integer; returns it and where it ends."""
     value = 0
     for place, byte in enumerate(message[at : at + LONGEST_VARINT]):
         value |= (byte & 0x7F) << 7 * place

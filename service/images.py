@@ -1,8 +1,7 @@
-"""Bytes <-> pictures <-> float arrays: reads PNG, JPEG, WebP and BMP, writes PNG. Knows no HTTP, and of a model what its
-manifest says of pictures.
+"""Converts bytes <-> pictures <-> float arrays: reads PNG, JPEG, WebP and BMP, writes PNG.
 
-`read` trusts nothing: the size is taken from the header and refused there, and whatever Pillow raises about damaged data
-becomes one of our errors. Pixels are decoded once the limit is known to hold.
+Knows no HTTP, and of a model only what its manifest says about pictures. `read` trusts nothing: the size in the header is
+checked before pixels are decoded, and whatever Pillow raises about damaged data becomes one of our errors.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from service.pictures import normalise as normalising
 
 @dataclass(frozen=True)
 class Format:
-    """A kind of picture we read. Its plugin is called directly: Image.open would warn of large ones, and try other kinds."""
+    """A format we read. Its plugin is called directly: Image.open would warn about large pictures, and try other formats."""
 
     name: str
     open: Callable[[BytesIO], ImageFile]
@@ -41,7 +40,7 @@ class Format:
 
 class _JpegFile(JpegImagePlugin.JpegImageFile):
     def _read_dpi_from_exif(self) -> None:
-        """Nobody here asks, and it may be one of a million fractions."""
+        """Does nothing: nobody here needs the resolution, and it may hold a million fractions."""
 
 
 PNG = Format("PNG", pngfile.PngFile)
@@ -49,27 +48,27 @@ JPEG = Format("JPEG", _JpegFile)
 WEBP = Format("WebP", WebPImagePlugin.WebPImageFile)
 BMP = Format("BMP", BmpImagePlugin.BmpImageFile)
 
-# Pillow warns of odd metadata, which we do not use. Once for the process: catch_warnings is not for several threads.
+# Pillow warns about odd metadata, which we do not use. Set once for the process: catch_warnings is not thread-safe.
 warnings.filterwarnings("ignore", module=r"PIL\.")
 
-MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG: in its compressed data itself 0xff is followed by the others
-STRETCH = 1 << 16  # bytes that are searched for one in one go, which lets no other thread run meanwhile
+MARKER = re.compile(rb"\xff([^\x00\xd0-\xd7\xff])")  # of a JPEG; in compressed data 0xff is followed by one of the excluded bytes
+STRETCH = 1 << 16  # bytes that are searched for a marker at a time: meanwhile no other thread runs
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
-MOST_MARKERS = 1_000  # a telephone's picture has some dozens; each is looked at by one thread while all others wait
-# Segments before its first scan that Pillow takes apart in Python: frames and tables, Photoshop's, Exif's, which it also puts
-# together piece by piece. Bytes of them all: cameras write some ten thousand, Photoshop some hundred thousand.
+MOST_MARKERS = 1_000  # a phone's picture has a few dozen; while one thread looks at them all others wait
+# Segments before the first scan that Pillow parses in Python: frames and tables, Photoshop's, and Exif's, which it also joins
+# piece by piece. The limit is in bytes of all of them: cameras write some ten thousand, Photoshop some hundred thousand.
 TAKEN_APART, APP1, MOST_TAKEN_APART = {*range(0xC0, 0xD0), 0xDB, 0xDE, 0xED}, 0xE1, 1 << 21
-MOST_PADDING = 1 << 16  # bytes before its first scan that are no segments: Pillow walks over each in Python
+MOST_PADDING = 1 << 16  # bytes before the first scan that belong to no segment: Pillow steps over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
-MOST_SCANNED, AS_OFTEN = 1 << 29, 20  # pixels in all its scans, or so many scans of the most pixels that are read
-MOST_OF_RUNS = 1 << 18  # bytes and pixels of a BMP in run lengths, which Pillow unpacks in Python, some a byte at a time
+MOST_SCANNED, AS_OFTEN = 1 << 29, 20  # pixels in all scans together, or, if more, so many scans of max_pixels
+MOST_OF_RUNS = 1 << 18  # bytes and pixels of a run-length-encoded BMP: Pillow unpacks it in Python, partly byte by byte
 
-LONGEST = 20_000  # pixels of a side: each line costs Pillow's and our own bookkeeping too, however short it is
-SHORTEST = 3  # pixels of a side: the smallest digits of any typeface are 3x5
+LONGEST = 20_000  # pixels per side: each row costs bookkeeping too, Pillow's and our own, however short it is
+SHORTEST = 3  # pixels per side: the smallest digits of any typeface are 3x5
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
 EXIF, RAW_EXIF = "exif", "Raw profile type exif"
-ORIENTED = (EXIF, RAW_EXIF, "XML:com.adobe.xmp")  # where a PNG may say which way is up
-MOST_EXIF = 1 << 16  # bytes of it that are looked at, in Python: which way is up stands among the first
+ORIENTED = (EXIF, RAW_EXIF, "XML:com.adobe.xmp")  # where a PNG may store its orientation
+MOST_EXIF = 1 << 16  # bytes of Exif that are parsed, in Python: the orientation is among the first
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -86,7 +85,7 @@ NO_LOCK = nullcontext()
 def decoded(
     data: bytes, max_pixels: int, manifest: Manifest, normalise: bool, lock: AbstractContextManager[Any] = NO_LOCK
 ) -> Array:
-    """A picture's bytes as a network takes them: (C, H, W) in [0, 1]. Threads decode side by side and normalise under `lock`."""
+    """Turns a picture's bytes into a network's input, (C, H, W) in [0, 1]. Threads decode in parallel, normalise under `lock`."""
     picture = read(data, max_pixels, whole=not normalise)
     if normalise and min(picture.size) < SHORTEST:
         raise Unprocessable(
@@ -98,7 +97,7 @@ def decoded(
 
 
 def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
-    """The first frame, decoded and turned the way its EXIF says; a large JPEG smaller, unless it is wanted whole."""
+    """Decodes the first frame and turns it as its EXIF says; scales a large JPEG down, unless it is wanted whole."""
     form = _form(data)
     with _damage_is_the_senders(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
@@ -112,10 +111,10 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
             _refuse_many_scans(scans, math.prod(picture.size), max_pixels)
         if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
             raise Unprocessable("this run-length-encoded BMP is too large to unpack in time; save it as PNG")
-        if isinstance(picture, pngfile.PngFile):  # its metadata may stand behind the pixels
+        if isinstance(picture, pngfile.PngFile):  # its metadata may follow the pixels
             picture.load()
             pngfile.expect_all(picture, data)
-        # The plainest PNG, our hottest path, has none to look at.
+        # A PNG without such metadata, our hottest path, needs no look at its orientation.
         plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
         turn = None if plain else _turn(picture)
         if form is JPEG and not whole:
@@ -124,7 +123,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         upright = picture if turn is None else picture.transpose(turn)
         if upright.mode != "P":
             return upright
-        # Still in here: a damaged palette is the sender's fault too.
+        # Still inside the `with`: a damaged palette is the sender's fault too.
         return upright.convert("RGBA" if "transparency" in upright.info else "RGB")
 
 
@@ -133,17 +132,17 @@ def _turn(picture: ImageFile) -> Image.Transpose | None:
     try:
         if EXIF in info:
             info[EXIF] = info[EXIF][:MOST_EXIF]
-        if len(info.get(RAW_EXIF, "")) > 2 * MOST_EXIF:  # in hexadecimal digits, line by line
+        if len(info.get(RAW_EXIF, "")) > 2 * MOST_EXIF:  # in lines of hexadecimal digits
             info[RAW_EXIF] = info[RAW_EXIF][: 2 * MOST_EXIF].rpartition("\n")[0]
         return TURNS.get(picture.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # metadata that Pillow stumbles over, in one of many ways: a picture all the same
+    except Exception:  # Pillow fails on damaged metadata in many ways; the picture is good all the same
         return None
 
 
 def prepare(
     picture: Image.Image, image_shape: tuple[int, int, int], normalise: bool, objects: int = 1, boxed: bool = True
 ) -> Array:
-    """A picture as the network takes it: (C, H, W) in [0, 1], made to look like the training set if asked to."""
+    """Turns a picture into the network's input, (C, H, W) in [0, 1], with `normalise` made to look like the training set."""
     channels, height, width = image_shape
     if normalise and not boxed:
         return normalising.scaled(picture, channels, height, width)
@@ -159,7 +158,7 @@ def prepare(
 
 
 def png(image: Array) -> bytes:
-    """One image (C, H, W) as a PNG, a pixel for a pixel."""
+    """One image (C, H, W) as a PNG of the same size."""
     return sheet(image[None, None])
 
 
@@ -180,9 +179,9 @@ def sheet(rows: Array, size: int | None = None, names: Sequence[str] = ()) -> by
 
 
 def _png(lines: NDArray[np.uint8], channels: int) -> bytes:
-    """Written here, not by Pillow: less than half the time for the small pictures that most answers carry."""
+    """Encodes a PNG without Pillow: in less than half the time, for the small pictures that most answers carry."""
     height, wide = lines.shape
-    unfiltered = np.zeros((height, 1 + wide), np.uint8)  # each line begins with its filter's number, 0 is none
+    unfiltered = np.zeros((height, 1 + wide), np.uint8)  # each line begins with its filter type; 0 is none
     unfiltered[:, 1:] = lines
     colour = {1: 0, 3: 2}[channels]
     header = pngfile.HEADER.pack(wide // channels, height, 8, colour, 0, 0, 0)
@@ -202,11 +201,11 @@ FOREIGN = {
     b"<?xm": "an SVG or other XML",
     b"PK\x03\x04": "a ZIP archive",
 }
-TEXT = re.compile(rb"[\t\n\r -~]+")  # ASCII that can be printed
+TEXT = re.compile(rb"[\t\n\r -~]+")  # printable ASCII
 
 
 def _form(data: bytes) -> Format:
-    """What the first bytes say, whatever the sender called it."""
+    """The format that the first bytes indicate, whatever the sender called it."""
     if not data:
         raise Unprocessable("the picture is empty (0 bytes); send the bytes of a PNG, JPEG, WebP or BMP file")
     if data.startswith(pngfile.SIGNATURE):
@@ -236,9 +235,9 @@ def _webp_size(data: bytes) -> tuple[int, int]:
 
 
 def _scans(data: bytes) -> int:
-    """Of a JPEG, up to its end, behind which telephones put films; beyond MOST_SCANS it does not matter how many.
+    """Counts a JPEG's scans up to its end, after which phones put videos; beyond MOST_SCANS the exact number does not matter.
 
-    As its decoder walks: an end before any scan ends nothing, and what has no length is passed over alone.
+    Walks as the decoder does: an end before any scan is ignored, and of a marker without a length nothing more is skipped.
     """
     count, at, padding, taken_apart = 0, 0, 0, 0
     for _ in range(MOST_MARKERS):
@@ -264,7 +263,7 @@ def _scans(data: bytes) -> int:
 
 
 def _marker(data: bytes, start: int, end: int) -> re.Match[bytes] | None:
-    """The first that begins behind `start` and ends before `end`."""
+    """The first marker within data[start:end]."""
     stretches = (MARKER.search(data, at, min(at + STRETCH + 1, end)) for at in range(start, min(end, len(data)), STRETCH))
     return next(filter(None, stretches), None)
 
@@ -288,7 +287,7 @@ def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:
 
 @contextmanager
 def _damage_is_the_senders(form: Format) -> Iterator[None]:
-    """Damaged files make Pillow raise whatever its parser stumbled over: SyntaxError, ValueError, struct.error, zlib.error..."""
+    """Turns whatever Pillow raises for damaged files (SyntaxError, ValueError, struct.error, zlib.error...) into our errors."""
     try:
         yield
     except ServiceError:

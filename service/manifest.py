@@ -1,6 +1,6 @@
-"""What a bundle says of itself: manifest.json, which files there are, and the sentence where it is not as expected.
+"""What a bundle says of itself: manifest.json, which files there are, and the error if something is not as expected.
 
-The manifest's shape and the files' names exist here and nowhere else; models/README.md describes them. Needs pydantic only.
+The manifest's structure and the files' names exist here and nowhere else; models/README.md describes them. Needs only pydantic.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from pydantic_core import PydanticSerializationError
 
 FORMAT = "capserve/1"
 MANIFEST, EXAMPLE = "manifest.json", "example.npz"
-REACH = 0.25  # how far the paper turns a dimension either way, sheets and the playground's sliders too
-STRONGEST = 1_000  # standard deviations that it may change a drawing by, and be told
-MANIFEST_LIMIT = 4 << 20  # bytes; one of compact is 20 thousand
+REACH = 0.25  # how far the paper moves a pose dimension either way, as sheets and the playground's sliders do too
+STRONGEST = 1_000  # standard deviations: the largest strength that a dimension may have
+MANIFEST_LIMIT = 4 << 20  # bytes; compact's has 14 thousand
 
 Variant = Literal["fp32", "int8"]
 ENCODER_FILES: dict[Variant, str] = {"fp32": "encoder.onnx", "int8": "encoder.int8.onnx"}
@@ -39,11 +39,11 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
-ROUNDED = 1e-3  # by how much shares that were rounded may add up to more or less than 1
-TOLD = 60  # characters of what was found where something else was expected
+ROUNDED = 1e-3  # how far the sum of rounded shares may be from 1
+TOLD = 60  # characters that are shown of a value that was not expected
 LONGEST_NAME = 64  # characters: of a class, which requests may name, or of what a dimension does
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-# More than 0 and less than 100, as floats too.
+# More than 0 and less than 100, also when read as floats.
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0{0,5}[1-9]\d{0,5}|[1-9]\d?(\.\d{1,6})?)$")]
 
 
@@ -54,7 +54,7 @@ def _rising(percentiles: dict[str, float]) -> dict[str, float]:
     return percentiles
 
 
-# Beyond the last, verdicts go on as between two.
+# At least two: verdicts extrapolate beyond the last.
 Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2), AfterValidator(_rising)]
 PoseValue = Annotated[FiniteFloat, Field(ge=-65504, le=65504)]  # what a token can carry: float16's largest
 
@@ -68,7 +68,7 @@ class _Part(BaseModel):
 
 
 class _Note(_Part):
-    """On which no answer depends: what a newer captrain notes besides is kept, and its bundle served."""
+    """A part on which no answer depends: fields that a newer captrain adds are kept, and its bundle is served."""
 
     model_config = ConfigDict(frozen=True, extra="allow")
 
@@ -93,7 +93,7 @@ class TrainingRecord(_Note):
 
 
 class ErrorRate(_Note):
-    """Errors counted, and in per cent with their 95 % interval."""
+    """The number of errors, and their rate in per cent with its 95 % interval."""
 
     errors: int
     count: int
@@ -106,25 +106,25 @@ class Measured(_Note):
     """One variant on one set of pictures."""
 
     error: ErrorRate
-    reconstruction_error: FiniteFloat  # mean squared, a pixel
+    reconstruction_error: FiniteFloat  # mean squared, per pixel
 
 
 class OtherSeed(_Note):
-    """A network of the same config but the seed: its weights are not kept, its errors in float32 are."""
+    """A network of the same config except for the seed: its weights are not kept, its errors in float32 are."""
 
     seed: int
     test: ErrorRate
 
 
 class Metrics(_Note):
-    parity: FiniteFloat = Field(ge=0)  # largest difference torch against ONNX Runtime, over all outputs, same weights
+    parity: FiniteFloat = Field(ge=0)  # largest difference between torch and ONNX Runtime, same weights, all outputs
     validation: dict[Variant, Measured] = {}
-    test: dict[Variant, Measured] = {}  # this and the next are for `captrain evaluate --record`; export keeps the next
+    test: dict[Variant, Measured] = {}  # `captrain evaluate --record` writes this and other_seeds; export keeps other_seeds
     other_seeds: tuple[OtherSeed, ...] = ()
 
 
 class Thresholds(_Part):
-    """From validation pictures: what is usual for a picture that shows one of the classes."""
+    """What is usual for a picture that shows one of the classes, from validation pictures."""
 
     presence: FiniteFloat = Field(ge=0, le=1)  # a capsule at least this long counts as present
     lengths: Percentiles  # percentile -> length of the winning capsule, "0.1" to "50"
@@ -133,7 +133,7 @@ class Thresholds(_Part):
 
 
 class Shares(_Part):
-    """Share of pictures a bin; one more edge than bins."""
+    """Share of pictures per bin; there is one more edge than bins."""
 
     edges: tuple[FiniteFloat, ...]
     shares: tuple[Annotated[FiniteFloat, Field(ge=0)], ...]
@@ -157,13 +157,13 @@ class References(_Part):
 
 
 class Dimension(_Part):
-    """What turning one pose dimension does to a drawing, as measured; a name only where it is the same for nearly all."""
+    """What moving one pose dimension does to a drawing, as measured; named only if it is the same for nearly all drawings."""
 
-    name: str = Field(max_length=LONGEST_NAME)  # "stroke thickness"; empty where no measure tells
+    name: str = Field(max_length=LONGEST_NAME)  # "stroke thickness"; empty if no measure tells
     strength: float = Field(ge=-STRONGEST, le=STRONGEST)  # change from -REACH to REACH, in standard deviations of that measure
 
     def title(self, number: int, strength: bool = True) -> str:
-        """Of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or its number alone."""
+        """The title of the dimension's row in a sheet: `slant 1 (+3.3 SD)`, or only its number."""
         if not self.name:
             return str(number)
         return f"{self.name} {number}" + (f" ({self.strength:+.1f} SD)" if strength else "")
@@ -177,16 +177,16 @@ class Manifest(_Part):
     image_shape: tuple[Literal[1, 3], Annotated[int, Field(ge=1)], Annotated[int, Field(ge=1)]]  # grey or RGB, height, width
     pose_size: int = Field(ge=1)
     max_objects: Literal[1, 2]
-    boxed: bool = True  # trained on ink fitted into a box, as MNIST was made: normalise=auto does so too; else it scales, no more
+    boxed: bool = True  # trained on ink fitted into a box, as in MNIST: normalise=auto does the same; otherwise it only scales
     routing: Routing | None  # None for a plain CNN, which has nothing to route
     preset: str
     dataset: str
-    config: dict[str, Any]  # the training side's own, whole
+    config: dict[str, Any]  # the training side's whole config
     training: TrainingRecord
     metrics: Metrics
     thresholds: Thresholds
     prototypes: tuple[tuple[PoseValue, ...], ...]  # (classes, pose): the mean pose of each class
-    dimensions: tuple[Dimension, ...] = ()  # one for each value of a pose; none where nobody has looked
+    dimensions: tuple[Dimension, ...] = ()  # one for each value of a pose; none if not measured
     references: References
     files: dict[str, Sha256]
 
@@ -213,18 +213,18 @@ class Manifest(_Part):
 
     @property
     def fingerprint(self) -> bytes:
-        """Eight bytes that name this very model: a pose belongs to the graphs that made it and can draw it."""
+        """Eight bytes that identify this very model: a pose belongs to the graphs that made it and can draw it."""
         return bytes.fromhex(self.version)
 
 
 def refuse_endless(path: Path) -> None:
-    """Before it is read, which might never come to an end."""
+    """Refuses a pipe or a device, since reading one might never end."""
     if path.is_fifo() or path.is_char_device():
         raise BundleError(f"{path}: expected a file, found a pipe or a device")
 
 
 def manifest_of(folder: Path) -> Manifest:
-    """A folder's manifest; whether the files are those it names is another question."""
+    """Reads a folder's manifest, without checking the files that it names."""
     path = folder / MANIFEST
     try:
         refuse_endless(path)
@@ -246,24 +246,24 @@ def manifest_of(folder: Path) -> Manifest:
         manifest.model_dump_json()
     except ValidationError as error:
         raise BundleError(f"{path}: {_fault(error)}") from error
-    except PydanticSerializationError as error:  # half a character, or a config that is nested a hundred deep
+    except PydanticSerializationError as error:  # half a surrogate pair, or a config that is nested a hundred deep
         raise BundleError(f"{path}: expected what can be told in JSON again, found {error}") from error
     return manifest
 
 
 def _fault(error: ValidationError) -> str:
-    """The first of them."""
+    """Describes the first fault."""
     first, count = error.errors()[0], error.error_count()
     where = ".".join(map(str, first["loc"])) or "manifest"
     if first["type"] == "extra_forbidden":
         return f"{where}: not known here; if a newer captrain made this bundle, a service as new can serve it"
-    told = first["msg"].removeprefix("Value error, ")  # of validators of ours, which say what they found
+    told = first["msg"].removeprefix("Value error, ")  # from our own validators, which say what they found
     found = "" if first["type"] in ("value_error", "missing") else f", found {json.dumps(first['input'], default=str)[:TOLD]}"
     return f"{where}: {told}{found}" + (f" ({count} faults in all)" if count > 1 else "")
 
 
 def record(folder: Path, manifest: Manifest) -> None:
-    """Puts manifest.json in place, whole or not at all."""
+    """Writes manifest.json, whole or not at all."""
     partial = folder / f"{MANIFEST}.part"
     try:
         partial.write_text(_compact(manifest.model_dump(mode="json")) + "\n")
@@ -278,7 +278,7 @@ def fingerprint(files: Mapping[str, str]) -> bytes:
 
 
 def check_name(name: str) -> None:
-    """Before a bundle is made: its folder's name is the model's."""
+    """Checks a folder's name before a bundle is made in it: it becomes the model's name."""
     if not re.fullmatch(NAME, name):
         raise BundleError(
             f"expected a model name of up to 64 small letters, digits, dots, dashes and underscores, found {name!r}"
@@ -295,7 +295,7 @@ def _no_number(text: str) -> NoReturn:
 
 
 def _compact(value: object, depth: int = 0) -> str:
-    """JSON that a person can read and git can compare: an object's entries a line each, lists of numbers on one."""
+    """JSON that people can read and git can compare: a line for each entry of an object, one line for a list."""
     if not isinstance(value, dict) or not value or depth > 3:
         return json.dumps(value)
     indent = "  " * (depth + 1)

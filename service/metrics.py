@@ -1,6 +1,6 @@
 """What Prometheus sees: a registry per app, an attribute per metric.
 
-Several worker processes write files (process/tallies.py), and whichever is scraped adds them all up.
+Several worker processes write to files (process/tallies.py), and whichever is scraped adds them all up.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from service.visits import Stage
 
 MILLISECONDS = (0.25, 0.5, 1, 2, 3, 5, 7.5, 10, 15, 25, 50, 75, 100, 250, 500, 1_000, 2_500, 5_000, 10_000)
 SECONDS = tuple(bound / 1_000 for bound in MILLISECONDS)
-TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # as the manifests' reference histograms
+TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # like the manifests' reference histograms
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-values.ValueClass = values.MutexValue  # in memory, until keep_at: that variable may be in the environment for others' sake
-disable_created_metrics()  # type: ignore[no-untyped-call]  # a series for each series, to say when it began
+values.ValueClass = values.MutexValue  # in memory until keep_at: PROMETHEUS_MULTIPROC_DIR may be set for other programs
+disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series, to say when each began
 
 
 def keep_at(place: int) -> None:
-    """As one of several workers, in files named by its place and not by its own number: who replaces it counts on in them."""
+    """Keeps this worker's metrics in files named by its place, not by its process: its replacement continues counting there."""
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
 
@@ -140,12 +140,12 @@ class Metrics:
         self.began: Gauge | None = None
         if self._files is None:
             ProcessCollector(registry=registry)
-        else:  # of all that it tells the one which several can
+        else:  # of ProcessCollector's metrics, the one that several processes can report together
             told = "Start time of the process since unix epoch in seconds; of several workers, of the last that began."
             self.began = Gauge("process_start_time_seconds", told, registry=registry, multiprocess_mode="max")
 
     def at_work(self, wanted: int) -> None:
-        """This process begins to answer, one of so many."""
+        """Notes that this process begins to answer, as one of `wanted`."""
         self.workers.set(1)
         if self.began is not None:
             self.began.set_to_current_time()
@@ -159,11 +159,11 @@ class Metrics:
             self._stages[stage].observe(taken)
 
     def refused(self, error: Exception) -> None:
-        """A request that was not computed."""
+        """Counts a request that was not computed."""
         self.rejections.labels(error.reason if isinstance(error, TurnedAway) else type(error).__name__).inc()
 
     def left(self) -> None:
-        """A client did, before its answer came."""
+        """Counts a client that left before its answer came."""
         self.rejections.labels("gone").inc()
 
     def text(self) -> bytes:
@@ -178,11 +178,11 @@ class Metrics:
 
     def describe(self, net: CapsNet) -> None:
         self._tell(net, served=True)
-        self.failures.labels(net.manifest.name)  # from 0 on: an increase is seen between two scrapes alone
+        self.failures.labels(net.manifest.name)  # starts at 0: an increase is only seen between two scrapes
         self.references.remember(net.manifest)
 
     def forget(self, net: CapsNet) -> None:
-        """It is not served any more. Set to 0: a label cannot be taken back from the files of several processes."""
+        """Sets the gauges of a model that is no longer served to 0: labels cannot be removed from several processes' files."""
         self._tell(net, served=False)
         for graph in ("encoder", "decoder"):
             self.queue_images.labels(net.manifest.name, graph).set(0)
@@ -201,7 +201,7 @@ class Metrics:
 class ReferenceHistograms(Collector):
     """What validation pictures looked like to each model, as histograms beside those of live traffic: drift is their distance.
 
-    The manifests' shares, at the live histograms' bounds; inside a bin of the manifest pictures count as evenly spread.
+    Holds the manifests' shares at the live histograms' bounds; within a manifest's bin pictures count as evenly spread.
     """
 
     def __init__(self) -> None:
@@ -238,7 +238,7 @@ def _add(family: HistogramMetricFamily, model: str, reference: Shares, bounds: S
 
 
 class GraphObserver:
-    """A batcher's Observer: one graph of one model, its labels looked up once; failures are for whoever looks after it."""
+    """A batcher's Observer for one graph of one model, its labels looked up once; failures go to `failed`."""
 
     def __init__(self, metrics: Metrics, model: str, graph: str, failed: Callable[[Exception], None]) -> None:
         self._images = metrics.batch_images.labels(model, graph)
@@ -263,8 +263,8 @@ class PredictionObserver:
         for row, (error, verdict) in enumerate(zip(perception.errors.tolist(), verdicts, strict=True)):
             for label in perception.objects(row):
                 self._labels[label].inc()
-            # The shortest capsule that could be an object's: of two the second longest, as the manifest's references have it.
+            # The shortest capsule that could be an object's: with two objects the second longest, as in the references.
             self._length.observe(float(perception.lengths[row, perception.winners[row, -1]]))
-            if isfinite(error):  # only a drawing shows how far it is from the picture, and the verdict needs that
+            if isfinite(error):  # it is not if nothing was drawn, and the verdict depends on it
                 self._error.observe(error)
                 self._verdicts[verdict].inc()

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with the schemas that it does not know and examples that work."""
+"""The OpenAPI document: FastAPI's, plus the schemas that it does not know and examples that work."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from service.schemas import Problem
 from service.served import Served
 from service.tensors import InferenceRequest
 
-DESCRIBED = (Problem, InferenceRequest)  # what routes name in their descriptions and FastAPI does not know
+DESCRIBED = (Problem, InferenceRequest)  # routes refer to these in their descriptions, and FastAPI does not know them
 REFERENCE = "#/components/schemas/{model}"
 KEYS = {"bearer": {"type": "http", "scheme": "bearer"}, "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
 
@@ -25,8 +25,10 @@ logger = logging.getLogger(__name__)
 
 
 def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> Callable[[], dict[str, Any]]:
-    """In place of app.openapi; made when first asked for, and again when the model of its examples is another. For a thread:
-    the model runs for it. `keyless` are the paths that want no key, where there is a key."""
+    """Returns a replacement for app.openapi, which makes the document when first called and again when the default model changes.
+
+    To be called in a thread, since the model runs for it. `keyless` are the paths that need no key; None if there is no key.
+    """
     plain, making = app.openapi, Lock()
     made: tuple[str, dict[str, Any]] = "", {}
 
@@ -43,7 +45,7 @@ def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> 
 
 
 def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | None) -> dict[str, Any]:
-    """FastAPI's document with what it does not know, and without what cannot come."""
+    """Adds what FastAPI does not know to its document, and drops responses that cannot occur."""
     _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
     document["components"]["schemas"] |= described["$defs"]
     _drop_what_cannot_come(document)
@@ -51,14 +53,14 @@ def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | Non
         _lock(document, keyless)
     try:
         examples.add(document, served)
-    except Exception as error:  # whatever the runtime throws; a fault of ours would be here too, and is in the log
+    except Exception as error:  # whatever the runtime raises, or a fault of ours: the log shows which
         logger.exception("no examples for /docs")
         raise Broken("the model failed at the examples of this page; ask again", "failed") from error
     return document
 
 
 def _drop_what_cannot_come(document: dict[str, Any]) -> None:
-    """A 422 of FastAPI's own for each parameter in a path: ours are texts, so that it never comes; our 422 is a Problem."""
+    """Drops FastAPI's own 422 for path parameters: ours are strings, so that it never occurs; our 422 is a Problem."""
     for operation in (each for path in document["paths"].values() for each in path.values()):
         if "application/json" in operation["responses"].get("422", {}).get("content", ()):
             del operation["responses"]["422"]
@@ -67,7 +69,7 @@ def _drop_what_cannot_come(document: dict[str, Any]) -> None:
 
 
 def _lock(document: dict[str, Any], keyless: Set[str]) -> None:
-    """Says where the key belongs, either way."""
+    """Documents both ways to send the key."""
     document["components"]["securitySchemes"] = KEYS
     document["security"] = [{name: []} for name in KEYS]
     for path in keyless & document["paths"].keys():

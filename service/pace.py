@@ -1,32 +1,34 @@
-"""How long a queue is in seconds, by what its pieces took since it was last empty."""
+"""Estimates how long a queue takes, by what its pieces took since it was last empty."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-LATEST = 0.1  # the weight of the last piece; what was twenty ago no longer counts
-SEEN = 0.5  # the share of a wait that somebody must have had already: that long a crowd may be which comes all at once
-FORESEEN = 0.5  # the share of a deadline that a wait may be foreseen to take: on a busy machine what is next takes longer
+LATEST = 0.1  # the weight of the last piece; one twenty pieces ago hardly counts any more
+SEEN = 0.5  # the share of the longest wait that somebody must have waited already: until then a sudden crowd is let in
+FORESEEN = 0.5  # the share of the deadline that an estimated wait may take: on a busy machine later pieces take longer
 
 
 @dataclass(slots=True)
 class Pace:
-    seconds: float = 0.0  # that a piece takes; 0 until one is done
+    seconds: float = 0.0  # per piece; 0 until one is done
 
     def took(self, seconds: float) -> None:
         self.seconds += (seconds - self.seconds) * (LATEST if self.seconds else 1.0)
 
     def pieces(self, seconds: float) -> float:
-        """How many are done in so long."""
+        """How many pieces are done in so many seconds."""
         return seconds / self.seconds if self.seconds else math.inf
 
     def too_long(self, pieces: float, waited: float, most: float, deadline: float = math.inf) -> float:
-        """Seconds until these are done, one after the other, if they are more than `most` and somebody has `waited` for nearly as
-        long, or if they may end past the deadline; else 0."""
+        """Returns the estimated seconds until `pieces` are done, one after the other, if that is too long, and otherwise 0.
+
+        Too long is more than `most` if somebody has `waited` for a good part of it, or so long that they may miss the deadline.
+        """
         wait = self.seconds * pieces
         return wait if wait > FORESEEN * deadline or (wait > most and waited > SEEN * most) else 0.0
 
     def until_room(self, pieces: float, most: float, deadline: float = math.inf) -> float:
-        """Seconds until of these so few are left that another would be let in; past the deadline none is."""
+        """Seconds until so few of `pieces` are left that another would be let in; past the deadline none is left."""
         return min(self.seconds * pieces, deadline) - min(most, FORESEEN * deadline)

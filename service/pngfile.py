@@ -1,4 +1,4 @@
-"""Whether a PNG holds all its rows: Pillow takes a compressed stream that ends early for a picture whose other rows are black."""
+"""Whether a PNG holds all its rows: Pillow reads a compressed stream that ends early as a picture whose other rows are black."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from PIL.PngImagePlugin import PngImageFile
 from service.errors import Unprocessable
 
 SIGNATURE = b"\x89PNG\r\n\x1a\n"
-HEADER = struct.Struct(">IIBBBBB")  # width, height, bits of a sample, colour type, two that are 0, whether interlaced
-CHUNK = struct.Struct(">I4s")  # length and kind; its body follows, and its checksum
+HEADER = struct.Struct(">IIBBBBB")  # width, height, bits per sample, colour type, two zeros, whether interlaced
+CHUNK = struct.Struct(">I4s")  # length and kind; body and checksum follow
 CHECKSUM = 4  # bytes
-HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # bytes: behind the signature comes the header's chunk
+HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # offsets in bytes: the header's chunk follows the signature
 END = b"IEND\xaeB`\x82"
-PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of one picture, and of those that move
-SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # of a pixel, by colour type
+PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of still pictures, and of animated ones
+SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # per pixel, by colour type
 INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
-MOST_CHUNKS = 200  # beside the pixels: each profile is inflated
-MOST_OF_PIXELS = 20_000  # chunks, each of which Pillow reads in Python; they are of 8 KB, most often
-MARK = 1  # a level that few pictures' last pixel has
-PIECE = 1 << 12  # bytes inflated at once, to 4 MB at most
+MOST_CHUNKS = 200  # beside the pixels: each profile, say, is inflated
+MOST_OF_PIXELS = 20_000  # chunks of pixels, most often of 8 KB each: Pillow reads each in Python
+MARK = 1  # a level that the last pixel of few pictures has
+PIECE = 1 << 12  # bytes inflated at a time, to 4 MB at most
 
 
 class PngFile(PngImageFile):
-    """One that shows whether its last pixel was in the file: it is marked before any is read."""
+    """A PNG that shows whether its last pixel was in the file: that pixel is marked before any is read."""
 
     def load_prepare(self) -> None:
         super().load_prepare()
@@ -35,7 +35,7 @@ class PngFile(PngImageFile):
 
     @property
     def marked(self) -> bool:
-        """Then the last row is missing, or that pixel happens to be so."""
+        """Whether the mark is still there: then the last row is missing, or the pixel happens to have that level."""
         return bool(self.im.getpixel(self._last) == self._mark)
 
     @property
@@ -44,13 +44,13 @@ class PngFile(PngImageFile):
 
 
 def expect_all(picture: PngFile, data: bytes) -> None:
-    """Raises for a file without its last chunk, behind which much may follow, or without all its rows."""
+    """Raises ValueError for a file without its last chunk, which more data may follow, or without all its rows."""
     if data.rfind(END) < 0 or ((picture.marked or data[INTERLACED_AT]) and not holds_all_rows(data)):
         raise ValueError("a part of a PNG")
 
 
 def expect_few_chunks(data: bytes) -> None:
-    """Raises for a file that is in pieces by the thousand: profiles, texts and whatever else, or pixels a few at a time."""
+    """Raises Unprocessable for a file of too many chunks: profiles, texts and whatever else, or pixels a few at a time."""
     pixels = others = 0
     for kind, _, _ in _chunks(data):
         pixels += kind in PIXELS
@@ -62,20 +62,20 @@ def expect_few_chunks(data: bytes) -> None:
 
 
 def holds_all_rows(data: bytes) -> bool:
-    """Of a file that Pillow has read: its stream is inflated once more, and counted."""
+    """Inflates the stream of a file that Pillow has read once more, and counts its bytes."""
     missing, inflate = _row_bytes(data), zlib.decompressobj().decompress
     for start, end in ((start, end) for kind, start, end in _chunks(data) if kind == b"IDAT"):
         for piece in range(start, end, PIECE):
             missing -= len(inflate(data[piece : min(piece + PIECE, end)]))
-            if missing <= 0:  # whatever follows; it may be gigabytes
+            if missing <= 0:  # whatever follows need not be inflated: it may be gigabytes
                 return True
     return False
 
 
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
-    """Of each chunk but the header's its kind, and where its body begins and ends."""
+    """Yields the kind of each chunk after the header's, and where its body begins and ends."""
     at, kind = CHUNKS_AT, b""
-    while at + CHUNK.size <= len(data) and kind != END[:4]:  # behind which anything may follow
+    while at + CHUNK.size <= len(data) and kind != END[:4]:  # after which anything may follow
         length, kind = CHUNK.unpack_from(data, at)
         start = at + CHUNK.size
         yield kind, start, start + length
@@ -83,7 +83,7 @@ def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _row_bytes(data: bytes) -> int:
-    """Of all rows of all passes, each with the byte that names its filter."""
+    """Bytes of all rows of all passes, each with the byte that names its filter."""
     width, height, bits, colour, _, _, interlaced = HEADER.unpack_from(data, HEADER_AT)
     bits *= SAMPLES[colour]
     if not interlaced:

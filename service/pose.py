@@ -1,7 +1,7 @@
 """The pose token: (model fingerprint, class, pose vector) <-> URL-safe text.
 
 base64url of: version, 1 byte | fingerprint, 8 | class, 2 | pose, D float16 | BLAKE2 of all before, 4; little-endian.
-The server keeps nothing: any replica of the same model can draw it.
+The server keeps nothing: any replica with the same model can draw it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from service.manifest import Manifest
 
 VERSION = 1
 HEAD = struct.Struct("<B8sH")
-CHECK = 4  # bytes; not a signature: it tells a slip of copy and paste, and a pose is no secret
+CHECK = 4  # bytes; not a signature: it detects slips of copy and paste, and a pose is no secret
 
 
 class Pose(NamedTuple):
@@ -33,7 +33,7 @@ def encode(pose: Pose, manifest: Manifest) -> str:
 
 
 def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
-    """`name` is the parameter's, for the errors."""
+    """`name` is the parameter's name, for error messages."""
     fingerprint, label, values = _read(token, name)
     if fingerprint != manifest.fingerprint:
         raise Unprocessable(
@@ -48,7 +48,7 @@ def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
 
 
 def expect_of_one_model(**tokens: str) -> None:
-    """Raises Unprocessable, with the parameters' names, where no ?model= would suit them all."""
+    """Raises Unprocessable, with the parameters' names, if no single ?model= would suit them all."""
     if len({_read(token, name)[0] for name, token in tokens.items()}) > 1:
         raise Unprocessable(f"{' and '.join(tokens)} were made by different models; ask one model's /predict for both")
 
@@ -60,7 +60,7 @@ def _read(token: str, name: str) -> tuple[bytes, int, bytes]:
     except ValueError as error:
         raise Unprocessable(f"{name} is not a pose token: it is not base64url; use one that /predict gave, whole") from error
     body, check = raw[:-CHECK], raw[-CHECK:]
-    # Base64 leaves bits over, and Python reads other letters too: what was changed there would say the same.
+    # Base64 has unused bits, and Python accepts other letters too: a token changed there would decode to the same.
     if len(body) < HEAD.size or check != _check(body) or token != _text(raw):
         raise Unprocessable(f"{name} is not a whole pose token: its checksum is wrong; copy it again from /predict's answer")
     version, fingerprint, label = HEAD.unpack_from(body)

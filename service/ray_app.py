@@ -1,9 +1,9 @@
 """The same app on Ray Serve: replicas on one machine or many, as many as there is work for, each on a CPU or a share of a GPU.
 
-`serve run service.ray_app:app max_replicas=4 num_gpus=0.25`. Settings come from the environment of whoever says that, and what
-it leaves open from each node's own. Needs the extra `capserve[ray]`.
+Start it with `serve run service.ray_app:app max_replicas=4 num_gpus=0.25`. Settings come from that command's environment, those
+it leaves unset from each node's own. Needs the extra `capserve[ray]`.
 """
-# No `from __future__ import annotations`: Ray reads app's annotation, and wants the class.
+# No `from __future__ import annotations`: Ray reads app's annotation, and needs the class itself.
 
 import asyncio
 import logging
@@ -31,14 +31,14 @@ from service.web.problems import problem
 logger = logging.getLogger(__name__)
 
 NAME = "capserve"
-BATCHES = 8  # that a replica is given at most, waiting and running
+BATCHES = 8  # most that a replica is given, waiting and running
 OFFER = (
     "Ray's proxy loses bodies that come with an offer of another protocol; send this without the header Upgrade, as curl does "
     "without --http2, and Java's HttpClient with version(HTTP_1_1)"
 )
-ATTEMPTS = 3  # a bundle that is not sound will not be so the twentieth time either
+ATTEMPTS = 3  # more of them would not make a bundle sound
 MARGIN = 5.0  # seconds beyond drain before Ray kills a replica
-PATIENCE = 5.0  # seconds for all replicas to tell their metrics
+PATIENCE = 5.0  # seconds for all replicas to report their metrics
 
 
 class Scale(BaseModel):
@@ -48,14 +48,14 @@ class Scale(BaseModel):
 
     min_replicas: int = Field(1, ge=1)
     max_replicas: int = Field(4, ge=1)
-    target_ongoing_requests: float = Field(16, gt=0)  # a replica, averaged; with more there will be more replicas
-    num_cpus: float = Field(1, gt=0)  # a replica, which runs as many threads
-    num_gpus: float = Field(0, ge=0)  # a replica; 0.25 puts four on a GPU
+    target_ongoing_requests: float = Field(16, gt=0)  # per replica, on average; with more, replicas are added
+    num_cpus: float = Field(1, gt=0)  # per replica, which runs as many threads
+    num_gpus: float = Field(0, ge=0)  # per replica; 0.25 puts four on a GPU
 
 
 def app(scale: Scale) -> Any:
     """A Ray Serve application, which is built and loads its bundles wherever Ray starts a replica."""
-    settings = Settings()  # type: ignore[call-arg]  # a wrong one is told here, before there are replicas
+    settings = Settings()  # type: ignore[call-arg]  # wrong ones raise here, before there are replicas
     given = settings.model_dump(exclude_unset=True)
 
     def build() -> FastAPI:
@@ -73,26 +73,26 @@ def app(scale: Scale) -> Any:
         name=NAME,
         ray_actor_options=scale.model_dump(include={"num_cpus", "num_gpus"}),
         autoscaling_config=scale.model_dump(include={"min_replicas", "max_replicas", "target_ongoing_requests"}),
-        # A proxy asks its own node's replicas first, and others when these have a few batches in hand; what is more waits in it.
+        # A proxy prefers its own node's replicas, and uses others when these have so many batches; the rest waits in the proxy.
         max_ongoing_requests=BATCHES * settings.max_batch,
         max_queued_requests=settings.max_queue,
         backpressure_config={"status_code": 503, "retry_after_s": 1},
         graceful_shutdown_timeout_s=settings.drain + MARGIN,
         max_constructor_retry_count=ATTEMPTS,
-        max_surge_percent=25,  # in an update the new come before the old go
+        max_surge_percent=25,  # in an update, new replicas start before old ones stop
     ).bind()
 
 
 def fitted(settings: Settings, scale: Scale) -> Settings:
-    """What the environment leaves open, by what Ray gives a replica: a GPU that was asked for and does not work is an error."""
+    """Fills in unset settings by what Ray gives a replica: a GPU that was asked for and does not work is an error."""
     threads = settings.threads or max(1, int(scale.num_cpus))
     device = settings.device if settings.device != "auto" else "cuda" if scale.num_gpus else "cpu"
-    # Ray sends no more requests to a replica that it has told to stop: there is nothing to linger for.
+    # Ray sends no more requests to a replica that it has told to stop, so there is no need to linger.
     return settings.model_copy(update={"threads": threads, "device": device, "workers": 1, "linger": 0.0})
 
 
 def named_by_ray(app: ASGIApp) -> ASGIApp:
-    """Ray's proxy sends X-Request-ID as well, the same one; twice would be once too often."""
+    """Drops X-Request-ID from answers: Ray's proxy adds the same one itself."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         async def unnamed(message: Message) -> None:
@@ -106,7 +106,7 @@ def named_by_ray(app: ASGIApp) -> ASGIApp:
 
 
 def in_http_alone(app: ASGIApp) -> ASGIApp:
-    """Of a request that offers another protocol Ray's proxy has lost the body, or takes it for the next request."""
+    """Refuses bodies sent with an offer of another protocol: Ray's proxy loses them, or takes them for the next request."""
 
     async def called(scope: Scope, receive: Receive, send: Send) -> None:
         named = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
@@ -119,9 +119,9 @@ def in_http_alone(app: ASGIApp) -> ASGIApp:
 
 
 class Replica:
-    """What Ray asks of one process, beside requests."""
+    """What Ray calls in one process, besides requests."""
 
-    app: FastAPI  # what build() has made
+    app: FastAPI  # made by build()
 
     @property
     def _service(self) -> Service:
@@ -140,7 +140,7 @@ class Replica:
         return _name(), list(self._service.metrics.registry.collect())
 
     async def reload(self) -> str | None:
-        """What went wrong, if anything did."""
+        """Reloads the models; returns what went wrong, if anything did."""
         try:
             await self._service.catalogue.reload()
         except (BundleError, StartError) as error:
@@ -149,7 +149,7 @@ class Replica:
 
 
 class Replicas(Siblings):
-    """All replicas, as one of them reaches them: one proxy's port leads to any, and who asks for metrics means all."""
+    """All replicas, as one of them reaches them: a proxy's port leads to any one, while a scrape is meant for all."""
 
     async def let_all_reload(self) -> None:
         told = await _all("reload")
@@ -171,7 +171,7 @@ class Replicas(Siblings):
             if isinstance(error, Exception):
                 logger.error("a replica did not report its metrics: %s", error)
         told = [each for each in found if not isinstance(each, Exception)]
-        return await in_own_thread(partial(exposition, told))  # of sixteen replicas it takes 0.3 s
+        return await in_own_thread(partial(exposition, told))  # takes 0.3 s for sixteen replicas
 
 
 async def _all(method: str, timeout_s: float | None = None) -> list[Any]:

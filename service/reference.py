@@ -1,4 +1,4 @@
-"""The OpenAPI document -> one page to read, at /docs: no script, so it works offline and under any policy. Knows no HTTP."""
+"""Renders the OpenAPI document as one page, /docs: without scripts, so it works offline and under any policy. Knows no HTTP."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Groups = dict[str, list[tuple[str, str, Schema]]]  # by tag: method, path, opera
 
 
 def page(document: dict[str, Any], base: str, keyed: bool) -> str:
-    """`base` is where the server is, for commands to copy; `keyed`, whether it asks for a key."""
+    """`base` is the server's address, for commands to copy; `keyed` says whether it requires a key."""
     groups: Groups = {}
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -96,7 +96,7 @@ def _parameters(parameters: list[Schema], definitions: Schema) -> str:
 
 
 def _fields(schema: Schema, definitions: Schema) -> str:
-    """What an answer's fields are, those of its parts indented by name: `objects[].pose`."""
+    """A table of an answer's fields; those of its parts are named with their path: `objects[].pose`."""
     return _table(("field", "type", "what it is"), list(_flat(schema, definitions, "")))
 
 
@@ -146,7 +146,7 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
 
 
 def _command(method: str, path: str, parameters: list[Schema], sent: Schema, base: str, curl: str) -> str:
-    """A curl line that works as it stands, as far as examples are known."""
+    """A curl command that works as it is, if the parameters have examples."""
     known = [each for each in parameters if "example" in each]
     path = path.format_map({each["name"]: quote(each["example"]) for each in known if each["in"] == "path"})
     query = urlencode({each["name"]: each["example"] for each in known if each["in"] == "query"}, doseq=True)
@@ -173,7 +173,7 @@ def _example(title: str, content: Schema) -> str:
 
 
 def _shortened(value: Any) -> Any:
-    """Pictures and tensors say nothing to a reader."""
+    """Shortens pictures and tensors, which say nothing to a reader."""
     if isinstance(value, dict):
         return {name: _shortened(each) for name, each in value.items()}
     if isinstance(value, list):

@@ -1,4 +1,4 @@
-"""ONNX Runtime as it is used on every device: imported with its telemetry off, set up, and asked what it made of a graph."""
+"""ONNX Runtime as used on every device: how it is imported, with telemetry off, and set up, and what it made of a graph."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ from service.bundle import GraphSpec
 from service.errors import StartError
 from service.manifest import Manifest
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read while it is imported; otherwise it tells its makers of our sessions
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # read on import; otherwise it reports our sessions to its makers
 try:
     import onnxruntime
 except ModuleNotFoundError as error:
     raise StartError("onnxruntime is not installed; `pip install '.[cpu]'` in the checkout installs it, or [gpu]") from error
 
-ort = onnxruntime  # by way of here, so that nobody imports it before the setting above
+ort = onnxruntime  # others get it from here, so that nobody imports it before the setting above
 Arrays = list[NDArray[Any]]
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 
 
 class Session(Protocol):
-    nodes: Mapping[str, int]  # provider -> nodes of the graph it runs
-    runners: int = 1  # how many threads had best call run() at once
+    nodes: Mapping[str, int]  # provider -> how many nodes of the graph it runs
+    runners: int = 1  # how many threads should call run() at once
 
     def run(self, *inputs: NDArray[Any]) -> Arrays: ...
 
     def warm(self, *inputs: NDArray[Any]) -> None:
-        """Runs all that a later run() of this size may need."""
+        """Runs everything that a later run() of this size may use."""
         self.run(*inputs)
 
 
 def options(threads: int) -> Any:
-    """What holds on every device."""
+    """Session options for every device."""
     found = ort.SessionOptions()
     found.log_severity_level = 3  # errors; its warnings are for whoever made the graph
     found.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
     found.inter_op_num_threads = 1
     found.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn what others need
+    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn CPU time that others need
     found.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return found
 

@@ -1,4 +1,4 @@
-"""What goes over the wire, for the reader of /docs: queries and bodies are checked by these, answers described by them."""
+"""What goes over the wire, as /docs shows it: these models check queries and bodies, and describe answers."""
 
 from __future__ import annotations
 

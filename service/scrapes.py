@@ -1,7 +1,7 @@
-"""What /metrics tells, written once for all who ask at the same time: one text after the other, and with a rest between two.
+"""Writes the text of /metrics, once for all scrapes that wait at the same time, one text after another, with a rest in between.
 
-No key is asked for there, and to write it takes tens of milliseconds: however many ask, and however often, the models have the
-rest of the processor's time.
+/metrics requires no key, and writing it takes tens of milliseconds: however many scrapes come, and however often, the models
+get the rest of the CPU time.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-REST = 4  # times as long as it took to write the last, within
-LONGEST = 1.0  # seconds: where a machine is busy, or a replica of Ray's silent, it takes nearly as long as Prometheus waits
+REST = 4  # times as long as writing the last text took, but at most LONGEST
+LONGEST = 1.0  # seconds: on a busy machine, or with a silent Ray replica, writing takes nearly as long as Prometheus waits
 
 
 class Scrapes:
     def __init__(self, write: Callable[[], Awaitable[bytes]]) -> None:
         self._write = write
-        self._next: asyncio.Task[bytes] | None = None  # not begun: whoever comes may have it
+        self._next: asyncio.Task[bytes] | None = None  # not begun yet: further scrapes may share it
         self._turn = asyncio.Lock()
         self._rested = 0.0  # time.monotonic()
 
     async def text(self) -> bytes:
-        """It tells of all that happened before it was asked for."""
+        """Returns a text that covers everything that happened before this call."""
         if self._next is None:
             self._next = asyncio.create_task(self._written())
         return await asyncio.shield(self._next)

@@ -25,8 +25,8 @@ from service.visits import Stages
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
-HANGING = 60  # looks, a second apart, at a batch: none takes so long; the runtime hangs then, and the process asks for the same
-MOST_DRAWINGS = 4_096  # that may wait at least, and that one request may ask for
+HANGING = 60  # looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too
+MOST_DRAWINGS = 4_096  # how many one request may ask for, and how many may wait at least
 
 
 class Judged(NamedTuple):
@@ -43,7 +43,7 @@ class Served:
     def __init__(self, net: CapsNet, settings: Settings, metrics: Metrics) -> None:
         name = net.manifest.name
         self.net, self.manifest, self.judge = net, net.manifest, Judge(net.manifest)
-        # Of graphs and prototypes both: the version names the graphs alone.
+        # Covers the whole manifest, prototypes too: the version identifies only the graphs.
         self.digest = hashlib.blake2s(net.manifest.model_dump_json().encode(), digest_size=12).hexdigest()
         self.failures_in_a_row = 0
         self.hangs = False
@@ -62,13 +62,13 @@ class Served:
             self._drawn,
             max_batch=DRAWN_TOGETHER,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
-            max_wait=math.inf,  # nobody is refused for it
+            max_wait=math.inf,  # nobody is refused for a long wait
             observer=GraphObserver(metrics, name, "decoder", self.failed),
         )
 
     @property
     def provider(self) -> str:
-        """ONNX Runtime's name for what runs it."""
+        """ONNX Runtime's name for the provider that runs it."""
         return self.net.device.provider
 
     def start(self) -> None:
@@ -83,7 +83,7 @@ class Served:
         return self._encodings.reserved(images)
 
     async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
-        """Pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
+        """Perceives and judges pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
         perception, stages = await self._perceive(images, complete, drawn)
         self._expect_numbers("picture", perception.lengths, perception.capsules, perception.drawings)
         verdicts = self.judge.verdicts(perception)
@@ -93,7 +93,7 @@ class Served:
     def _expect_numbers(self, what: str, *made: Array) -> None:
         try:
             expect_numbers(self.manifest.name, what, *made)
-        except Unprocessable:  # of one alone: all others are answered
+        except Unprocessable:  # concerns this request only: others are answered
             logger.error("model %s gives no finite numbers for a %s", self.manifest.name, what)
             raise
 
@@ -116,7 +116,7 @@ class Served:
         return self.failures_in_a_row >= HOPELESS or self.hangs
 
     def drop_overdue(self) -> None:
-        """Lets go of those whom a runtime that hangs would keep for ever."""
+        """Refuses requests that a hanging runtime would keep for ever, and notes whether it hangs."""
         found = [batcher.drop_overdue(HANGING) for batcher in (self._encodings, self._drawings)]
         if any(found) and not self.hangs:
             self._metrics.failures.labels(self.manifest.name).inc()
@@ -129,7 +129,7 @@ class Served:
         logger.error("model %s failed, %d in a row: %s", self.manifest.name, self.failures_in_a_row, error)
 
     async def probe(self) -> None:
-        """One picture through the queue: nobody sends requests to a server that is not ready, so it must ask itself."""
+        """Sends a blank picture through the queue: a server that is not ready gets no requests, so it must test itself."""
         blank = np.zeros((1, *self.manifest.image_shape), np.float32)
         try:
             async with asyncio.timeout(self._deadline):
@@ -144,7 +144,7 @@ class Served:
 
     async def _perceive(self, images: Array, complete: float, drawn: bool) -> tuple[Perception, Stages]:
         answer = await self._encodings.submit(images, np.full(len(images), drawn), deadline=complete + self._deadline)
-        if drawn:  # so both graphs worked: a broken decoder is not mended by an encoder, nor the other way round
+        if drawn:  # so both graphs worked: one that works says nothing about the other
             self.failures_in_a_row = 0
         return Perception(*answer.outputs), answer.stages
 

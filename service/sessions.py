@@ -1,4 +1,4 @@
-"""ONNX graphs opened on a device. `cuda` runs on CUDA or not at all; `auto` says when it had to take the CPU."""
+"""Opens ONNX graphs on a device. `cuda` runs on CUDA or not at all; `auto` logs when it has to use the CPU."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ from service.settings import WantedDevice
 
 logger = logging.getLogger(__name__)
 
-# Seconds of a core's work for one row below which more threads cost more in waiting for each other than they save, and take the
-# core that the event loop answers on.
+# Seconds of CPU time for one row below which more threads cost more by waiting for each other than they save, and take the core
+# that the event loop runs on.
 QUICK = 1.1e-3
-TRIAL, RUNS = 0.03, 4  # seconds and runs, at least, in which that is found out: the first is slow, as is a core that others use
+TRIAL, RUNS = 0.03, 4  # seconds and runs that measuring it takes at least: the first run is slow, as is a core that others use
 
-# Rows of a batch that one run of an encoder takes. Votes lie input capsule by input capsule, pictures side by side within each:
-# with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the first cache, and push each other out.
+# Rows of a batch per run of an encoder. Votes are laid out input capsule by input capsule, pictures side by side within each:
+# with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the L1 cache, and evict each other.
 PIECE = 9
-SMALLEST = 3  # rows by themselves are slower than they are beside others
+SMALLEST = 3  # rows; fewer are slower by themselves than beside others
 
 
 @dataclass(frozen=True)
 class Device:
-    """Where graphs run; `open` gives a session whose signature has been compared with the contract."""
+    """Where graphs run; `open` returns a session whose signature has been checked against the contract."""
 
     provider: str
     open: Callable[[Path, GraphSpec, Manifest], Session]
-    fell_back: bool = False  # to the CPU, with CUDA's package installed
+    fell_back: bool = False  # to the CPU, although CUDA's package is installed
 
     def rehearsal(self, most: int) -> list[int]:
-        """Batch sizes to run before the first request, which would wait for what a first run does.
+        """Batch sizes to run before the first request, which would otherwise wait for what a first run does.
 
-        On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It is for this thread
-        alone; a runner records its own at its first runs of each size. On a CPU the second run takes as long as the first.
+        On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It serves this thread
+        only; a runner records its own at its first runs of each size. On a CPU the second run takes as long as the first.
         """
         return [1] if self.provider == CPU else sorted({min(bucket, most) for bucket in cuda.BUCKETS} | {most}) * 2
 
 
 def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
-    """The device asked for; `probe` is a graph that must really run there."""
+    """The device asked for; `probe` is a graph that must really open there."""
     cpu = Device(CPU, lambda path, spec, manifest: on_cpu(path, spec, manifest, threads))
     if wanted == "cpu":
         return cpu
@@ -60,7 +60,7 @@ def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bo
         cuda.find()
         on_cuda = cuda.settings(cuda_memory, cuda_graphs)
         with cuda.alone:
-            cuda.open_session(probe, on_cuda)  # and let it go
+            cuda.open_session(probe, on_cuda)  # and dropped at once
     except StartError as reason:
         if wanted == "cuda":
             raise
@@ -72,7 +72,7 @@ def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bo
 
 
 def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Session:
-    """A graph on one thread if it is quick there, on `most` if not."""
+    """Opens a graph on one thread if it is quick there, otherwise on `most`."""
     single = CpuSession(path, spec, manifest, threads=1)
     if most == 1 or single.quick():
         return single
@@ -80,10 +80,10 @@ def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Sessio
 
 
 class CoresSession:
-    """A slow graph on many cores: a run by itself has them all, of runs side by side each has one.
+    """A slow graph on many cores: a run that begins alone uses all of them, one that begins beside others uses one.
 
-    Threads that share one run wait for each other after every node, and far longer when something else needs a core; runs
-    side by side wait for nothing.
+    Threads that share one run wait for each other after every node, and far longer when something else needs a core; concurrent
+    runs of one thread each wait for nothing.
     """
 
     def __init__(self, single: CpuSession, joint: CpuSession, runners: int) -> None:
@@ -128,7 +128,7 @@ class CpuSession(Session):
         return outputs
 
     def quick(self) -> bool:
-        """Whether some run of one row, on this thread alone, is less work than QUICK. What it waits for meanwhile is none."""
+        """Whether some run of one row takes this thread less than QUICK seconds of CPU time; waiting does not count."""
         row = [
             np.zeros([axis or 1 for axis in tensor.shape(self._manifest)], DTYPES[tensor.dtype]) for tensor in self._spec.inputs
         ]
@@ -143,21 +143,23 @@ class CpuSession(Session):
 
 
 def pieces(rows: int) -> list[slice]:
-    """Of so many rows, those that run together: PIECE, and no fewer than SMALLEST in the last if there are two."""
+    """Cuts rows into pieces that run together: of PIECE rows, but the last is never below SMALLEST if there are several."""
     starts = list(range(0, max(1, rows - SMALLEST + 1), PIECE))
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 
 
 def _options(threads: int) -> Any:
     options = runtime.options(threads)
-    options.enable_mem_pattern = False  # a plan of the memory for each batch size saves no time here, and holds its own block
+    options.enable_mem_pattern = False  # a memory plan for each batch size saves no time here, and each holds its own block
     sum_exactly(options)
     return options
 
 
 def sum_exactly(options: Any) -> None:
-    """Where sums of int8 products would saturate, and a network that tells digits apart no longer would: by kernels that widen
-    first, for the same numbers as elsewhere. They are slower, so not where nothing saturates."""
+    """Where sums of int8 products would saturate and ruin the answers, chooses kernels that widen first.
+
+    These give the same numbers as elsewhere. They are slower, so they are not used where nothing saturates.
+    """
     if not cpus.has_dot_products():
         options.add_session_config_entry("session.x64quantprecision", "1")
 
@@ -165,6 +167,6 @@ def sum_exactly(options: Any) -> None:
 def _open(path: Path, threads: int) -> Any:
     try:
         return ort.InferenceSession(path, _options(threads), providers=[CPU], enable_fallback=0)
-    except Exception as error:  # ONNX Runtime's own classes have no common ancestor below Exception
+    except Exception as error:  # ONNX Runtime's exceptions have no common base class below Exception
         first = str(error).strip().partition("\n")[0]
         raise BundleError(f"{path}: expected a graph that ONNX Runtime {ort.__version__} opens, found: {first}") from error

@@ -14,10 +14,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 WantedVariant = Literal["auto", "fp32", "int8"]
 WantedDevice = Literal["auto", "cpu", "cuda"]
 
-LONGEST_KEY = 1_024  # characters: a proxy takes 8 KB in a header
+LONGEST_KEY = 1_024  # characters: a proxy accepts 8 KB in a header
 PREFIX = "CAPSERVE_"
 ALIKE = 0.75  # of 1: CAPSERVE_APIKEY and CAPSERVE_PROT are meant to be settings, CAPSERVE_MEMORY (docker compose's) is not
-KEY, NEARLY = f"{PREFIX}API_KEY", 0.9  # with its prefix: CAPSERVER_API_KEY
+KEY, NEARLY = f"{PREFIX}API_KEY", 0.9  # the same for the whole name, such as CAPSERVER_API_KEY
 SECRETS = ("key", "token", "secret", "password")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
@@ -67,27 +67,27 @@ class Settings(BaseSettings):
     @model_validator(mode="before")
     @classmethod
     def _nothing_is_misspelt(cls, values: dict[str, Any]) -> dict[str, Any]:
-        """What would be ignored in silence: the worst case is a server without its key."""
+        """Refuses names that would silently be ignored: the worst case is a server without its key."""
         for name in os.environ:
             if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=NEARLY):
                 raise ValueError(f"api_key: expected this name, found {name}")
         for name in (each.removeprefix(PREFIX).lower() for each in cls.unread()):
             for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
-            if any(word in name for word in SECRETS):  # however it is spelt: that server was not meant to be open
+            if any(word in name for word in SECRETS):  # however it is spelt, the server was not meant to be open
                 raise ValueError(f"{name}: there is no such setting; the key is {KEY}")
         return values
 
     @classmethod
     def unread(cls) -> list[str]:
-        """What the environment holds and is no setting: compose's, the training side's, Kubernetes', or misspelt."""
+        """Variables with our prefix that are not settings: compose's, the training side's, Kubernetes', or misspelt."""
         ours = (name.upper() for name in os.environ if name.upper().startswith(PREFIX))
         return sorted(name for name in ours if name.removeprefix(PREFIX).lower() not in cls.model_fields)
 
     @field_validator("api_key")
     @classmethod
     def _can_be_sent(cls, api_key: SecretStr | None) -> SecretStr | None:
-        """In a header, and typed into the page; files and secrets often end with a line break."""
+        """Checks that keys can be sent in a header and typed into the page; files and secrets often end with a line break."""
         if api_key is None:
             return None
         keys = [line.strip() for line in api_key.get_secret_value().strip().split("\n")]
@@ -103,7 +103,7 @@ class Settings(BaseSettings):
     def _is_a_place(cls, traces: str | None) -> str | None:
         if traces is not None and not _is_url(traces):
             raise ValueError("traces: expected a URL such as http://collector:4318/v1/traces; what was found is kept secret")
-        if traces is not None and urlsplit(traces).query:  # OpenTelemetry's own log lines hold it
+        if traces is not None and urlsplit(traces).query:  # OpenTelemetry's own log lines contain it
             raise ValueError("traces: expected a URL without a query; a key goes into OTEL_EXPORTER_OTLP_HEADERS, as api-key=KEY")
         return traces
 
@@ -112,5 +112,5 @@ def _is_url(text: str) -> bool:
     try:
         found = urlsplit(text)
         return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
-    except ValueError:  # a port that is no number, a bracket left open
+    except ValueError:  # a port that is not a number, a bracket left open
         return False

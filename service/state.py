@@ -1,4 +1,4 @@
-"""What the routes of one app share; it hangs on app.state, so that two apps in a process share nothing."""
+"""What the routes of one app share; it is kept on app.state, so that two apps in a process share nothing."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Service:
     scrapes: Scrapes
 
     def measure(self) -> None:
-        """Brings those metrics up to date that are states and not events."""
+        """Updates the metrics that are states, not events."""
         self.catalogue.measure()
         self.metrics.body_bytes.set(self.bodies.held)
         self.metrics.unread_bytes.set(self.bodies.unread)

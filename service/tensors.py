@@ -1,7 +1,7 @@
 """Tensors as the Open Inference Protocol (V2) writes them: JSON and the binary tensor extension <-> arrays.
 
-Pure: knows no HTTP, no model and no tensor's name; what a model takes and gives comes in as `Port`s. A body is JSON, then the
-raw tensors in the JSON's order, little-endian and row-major, with nothing between them; or the bytes of the one input alone.
+Pure: knows no HTTP, no model and no tensor's name; what a model takes and gives is passed in as `Port`s. A body is JSON, then
+the raw tensors in the JSON's order, little-endian and row-major, with nothing between them; or only the bytes of the one input.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ BINARY = (
     "; bytes that follow the JSON need the header Inference-Header-Content-Length, which says how long the JSON is, "
     "and a picture's file goes to POST /predict"
 )
-MOST_VALUES = 1 << 18  # as JSON: each becomes an object of Python's, and nothing else runs meanwhile
-MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one and three
+MOST_VALUES = 1 << 18  # as JSON: each becomes a Python object, and nothing else runs meanwhile
+MOST_TENSORS = 8  # inputs, or outputs, of a request: a model here has one input and three outputs
 MOST_AXES = 8
 MOST_PARAMETERS = 16
-LONGEST_ID = 1_024  # characters: an answer gives it back, as JSON in ASCII
-LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no end of their own
+LONGEST_ID = 1_024  # characters: the answer repeats it, as JSON in ASCII
+LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no limit of their own
 
 
 def _few(given: object) -> object:
-    """null stands for none, as many clients write it. Counted first: of thousands pydantic would keep a fault for each."""
+    """Reads null as none, as many clients write it. Counts first: of thousands pydantic would keep an error for each."""
     if isinstance(given, dict) and len(given) > MOST_PARAMETERS:
         raise ValueError(f"expected at most {MOST_PARAMETERS} parameters, found {len(given):,}")
     return {} if given is None else given
@@ -93,7 +93,7 @@ class InferenceRequest(_Wire):
 
 @dataclass(frozen=True)
 class Inference:
-    """A request, read: what to run, which outputs to give, and which of those as raw bytes."""
+    """A parsed request: what to run, which outputs to return, and which of those as raw bytes."""
 
     id: str | None
     inputs: dict[str, Array]
@@ -101,7 +101,7 @@ class Inference:
 
 
 def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
-    """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON, all where it is absent."""
+    """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON; all of them if it is absent."""
     size = len(body) if header is None else _header_size(header, len(body))
     if header is not None and not size:
         return _bare(body, inputs, outputs)
@@ -116,7 +116,7 @@ def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Seque
 
 
 def _bare(body: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
-    """A raw binary request: no JSON, but the one input's bytes alone, and all outputs go back so."""
+    """Reads a raw binary request: no JSON, only the bytes of the one input; all outputs are returned as raw bytes too."""
     (port,) = inputs
     row = math.prod(port.shape[1:]) * WIRE.itemsize
     if not body or len(body) % row:
@@ -136,7 +136,7 @@ def write(fields: Mapping[str, JsonValue], outputs: Mapping[str, Array], binary:
             raw.append(values.astype(WIRE, copy=False).tobytes())
             tensors.append(_json({**tensor, "parameters": {"binary_data_size": len(raw[-1])}}))
         else:
-            # Row by row: the encoder keeps every other thread waiting until it is done.
+            # Row by row: the JSON encoder keeps every other thread waiting until it is done.
             rows = ",".join(_json(row)[1:-1] for row in values.reshape(len(values), -1).tolist())
             tensors.append(f'{_json(tensor)[:-1]},"data":[{rows}]}}')
     text = f"{_json({**fields, 'outputs': []})[:-2]}{','.join(tensors)}]}}".encode()
@@ -157,7 +157,7 @@ def _header_size(header: str, total: int) -> int:
 
 
 def counted(text: bytes) -> int:
-    """How many values are JSON, at most: each follows a comma, or a bracket that is one itself."""
+    """How many values the JSON can have: each follows a comma or a bracket, and a bracket is a value itself."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
@@ -172,7 +172,7 @@ def _parsed(text: bytes, announced: bool) -> InferenceRequest:
 
 
 def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announced: bool) -> dict[str, memoryview]:
-    """Cuts what follows the JSON into the tensors that say how many bytes they are; nothing may be left over."""
+    """Splits what follows the JSON into the tensors that say how many bytes they have; nothing may be left over."""
     parts: dict[str, memoryview] = {}
     rest = memoryview(body)[start:]
     for tensor in tensors:
@@ -205,7 +205,7 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
     if raw is not None:
         if len(raw) != count * WIRE.itemsize:
             raise MalformedRequest(f"{port.name}: shape {tensor.shape} is {count * WIRE.itemsize} bytes, found {len(raw)}")
-        return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may lie unaligned
+        return np.frombuffer(raw, WIRE).reshape(tensor.shape).astype(np.float32)  # a copy: the body may be unaligned
     shape, values = _numbers(tensor.name, tensor.data or [])
     if shape not in ([count], tensor.shape):
         raise MalformedRequest(
@@ -215,7 +215,7 @@ def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
 
 
 def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
-    """How the data is nested, and its values in a row. numpy gets numbers alone: with one long text it would make all as long."""
+    """The shape of nested data, and its values, flat. numpy only gets numbers: one long text would make all values as long."""
     shape = [len(data)]
     while list in (kinds := set(map(type, data))):
         if kinds != {list} or len(lengths := set(map(len, data))) > 1:
@@ -225,14 +225,14 @@ def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
     if not kinds <= {int, float}:
         raise MalformedRequest(f"{name}: data holds something that is not a number")
     try:
-        with np.errstate(over="ignore"):  # too large becomes infinite, which is for the model's owner to judge
+        with np.errstate(over="ignore"):  # what is too large becomes infinite, which the caller judges
             return shape, np.array(data, np.float32)
-    except OverflowError:  # an integer that no float holds
+    except OverflowError:  # an integer that no float can hold
         raise MalformedRequest(f"{name}: data holds a number that is too large") from None
 
 
 def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
-    """Output name -> as raw bytes? All outputs where none is named; an output's own word goes before the request's."""
+    """Output name -> whether as raw bytes. All outputs if none is named; an output's own parameter overrides the request's."""
     default = _flag("binary_data_output", request.parameters, False)
     if not request.outputs:
         return dict.fromkeys(known, default)
@@ -245,7 +245,7 @@ def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
 
 
 def _know(name: str, parameters: Parameters, known: str) -> None:
-    """Shared memory, classification and the like change what an answer means: silence would be a wrong answer."""
+    """Refuses unknown parameters: shared memory, classification and the like would change what the answer means."""
     unknown = sorted(parameters.keys() - {known})
     if unknown:
         raise MalformedRequest(f"{name}: expected no tensor parameter but {known}, found {_listed(unknown)}")

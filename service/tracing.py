@@ -1,7 +1,7 @@
 """Requests as OpenTelemetry spans, a child for each stage; continues the caller's trace (W3C traceparent).
 
-Needs the extra `capserve[otel]`, and is asked for with CAPSERVE_TRACES. Spans are made when a request is over, so that one
-that is not traced pays nothing; stages follow each other, and so they are laid end to end from when the body was here.
+Needs the extra `capserve[otel]`, and is switched on with CAPSERVE_TRACES. Spans are made when a request is over, so that one
+that is not traced costs nothing; stages follow each other, so they are laid end to end from when the body had arrived.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ except ModuleNotFoundError as error:
 
 HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # where a collector's key goes
 NANOSECONDS = 1_000_000_000
-FAREWELL = 2.0  # seconds that the last spans have when the process stops; a collector may be away
+FAREWELL = 2.0  # seconds to send the last spans when the process stops; the collector may be down
 
-for quoting in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings, what clients' headers hold and the collector's
+for quoting in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings they quote clients' headers and the collector's
     logging.getLogger(quoting).setLevel(logging.ERROR)
 
 
@@ -39,7 +39,7 @@ class Tracing:
         """`endpoint` takes OTLP over HTTP, as http://collector:4318/v1/traces does."""
         expect_headers()
         resource = Resource.create({"service.name": "capserve", "service.version": version("capserve")})
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # close() does it, and waits for less long
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)  # close() does it, and waits less long
         self._provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint)))
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
@@ -47,7 +47,7 @@ class Tracing:
     def visited(
         self, method: str, route: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float
     ) -> str:
-        """Tells of a request that is over, and took that long; gives its trace's name."""
+        """Records a request that is over and took `seconds`; returns its trace's ID."""
         carried = {
             key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in (b"traceparent", b"tracestate")
         }
@@ -84,7 +84,7 @@ class Tracing:
 
 
 def expect_headers() -> None:
-    """OpenTelemetry passes over those that it cannot read, so that a collector that wants a key would take no span."""
+    """Raises StartError for headers that OpenTelemetry would skip as unreadable: without its key a collector takes no spans."""
     for name in HEADERS:
         parts = [part for part in os.environ.get(name, "").split(",") if part.strip()]
         if not all(parse_env_headers(part, liberal=True) for part in parts):

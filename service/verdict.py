@@ -1,8 +1,8 @@
-"""Does the picture show a digit at all? From what is usual for digits: the percentiles in the manifest. Knows no HTTP.
+"""Judges whether a picture shows a digit at all, by what is usual for digits: the manifest's percentiles. Knows no HTTP.
 
-Length alone is fooled: noise makes longer capsules than digits do, but the decoder cannot draw it. So two things count: how
-rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class, or of the class in the middle,
-is drawn so badly.
+Length alone is easily fooled: noise makes longer capsules than digits do, but the decoder cannot draw it. So two things count:
+how rarely a digit's winner is so short or leads by so little, and how rarely a digit of that class, or of the median class, is
+drawn so badly.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ Verdict = Literal["digit", "unsure", "not_a_digit"]
 
 BLANK = 0.05  # standard deviation of the pixels: digits have 0.15 and more, an even sheet of paper none
 
-# Of digits the share that may be unsure or worse, and that may be taken for none. The bounds are sums of two rarities in powers
-# of ten: we take it that both grow together. Chosen before the test digits were looked at, and not to be moved by what they say.
+# The share of digits that may be judged unsure or worse, and not_a_digit. The bounds are sums of two rarities in powers of ten,
+# assuming that both grow together. Chosen before looking at the test digits, and not to be adjusted to them.
 DOUBTED, DENIED = 0.05, 0.02
 UNSURE, NOT_A_DIGIT = -2 * log10(DOUBTED), -2 * log10(DENIED)
 
-Tail = list[tuple[float, float]]  # (share of digits that lie beyond, where), from the median outwards, growing
+Tail = list[tuple[float, float]]  # (share of digits beyond a value, the value), from the median outwards, values rising
 
 
 class Judge:
@@ -36,8 +36,8 @@ class Judge:
         thresholds = manifest.thresholds
         self._lengths, self._leads = _low(thresholds.lengths), _low(thresholds.margins)
         by_class = [thresholds.reconstruction_errors[name] for name in manifest.classes]
-        # No class need be drawn better than the one in the middle: MNIST's 1s are bare strokes, drawn so well that a 1 with
-        # a flag or a foot would be the rarest of digits.
+        # No class need be drawn better than the median class: MNIST's 1s are bare strokes, drawn so well that a 1 with a flag
+        # or a foot would be the rarest of digits.
         middle = {each: median(errors[each] for errors in by_class) for each in by_class[0]}
         self._errors = [_high({each: max(error, middle[each]) for each, error in errors.items()}) for errors in by_class]
 
@@ -46,8 +46,10 @@ class Judge:
         return [self.judge(lengths, perception.objects(row), *told) for row, (lengths, *told) in enumerate(rows)]
 
     def judge(self, lengths: Array, objects: Sequence[int], reconstruction_error: float, contrast: float) -> Verdict:
-        """`lengths` (K,) and the mean squared error of one picture; `objects` are the classes seen in it, the longest first, and
-        `contrast` is the standard deviation of its pixels."""
+        """Judges one picture by its `lengths` (K,) and the mean squared error of its drawing.
+
+        `objects` are the classes seen in it, the longest first, and `contrast` is the standard deviation of its pixels.
+        """
         if contrast < BLANK:
             return "not_a_digit"
         if not isfinite(reconstruction_error):  # nothing was drawn
@@ -64,7 +66,7 @@ class Judge:
 
 
 def _low(percentiles: dict[str, float]) -> Tail:
-    """Where short is suspicious; turned round, so that suspicion grows with the value."""
+    """The tail where low values are suspicious; negated, so that suspicion grows with the value."""
     return sorted(((float(each) / 100, -value) for each, value in percentiles.items()), reverse=True)
 
 
@@ -73,7 +75,7 @@ def _high(percentiles: dict[str, float]) -> Tail:
 
 
 def _rarity(value: float, tail: Tail) -> float:
-    """Minus the power of ten of the share of digits beyond the value; past the last percentile it grows on as it did before."""
+    """-log10 of the share of digits beyond the value; past the last percentile it grows on at the tail's mean rate."""
     (usual, start), (rare, end) = tail[0], tail[-1]
     if value <= start:
         return -log10(usual)
