@@ -241,8 +241,8 @@ class Catalogue:
 
         async def leave() -> None:
             await asyncio.sleep(self._settings.deadline)
-            while not await served.drain(self._settings.drain):
-                logger.warning("%s, now replaced, still has requests to answer", served.manifest.name)  # run() supervises it
+            while not await served.drain(self._settings.drain):  # run() goes on supervising it
+                logger.warning("%s was replaced or removed, and still has requests to answer", served.manifest.name)
             del self._outgoing[served]
 
         self._metrics.forget(served.net)

@@ -56,7 +56,7 @@ STRETCH = 1 << 16  # bytes that are searched for a marker at a time: meanwhile n
 LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0xD9, 0xDA
 MOST_MARKERS = 1_000  # a phone's picture has a few dozen; while one thread looks at them all others wait
 # Segments before the first scan that Pillow parses in Python: frames and tables, Photoshop's, and Exif's, which it also joins
-# piece by piece. The limit is in bytes of all of them: cameras write some ten thousand, Photoshop some hundred thousand.
+# piece by piece. The limit is in bytes of all of them: cameras write tens of thousands, Photoshop hundreds of thousands.
 TAKEN_APART, APP1, MOST_TAKEN_APART = {*range(0xC0, 0xD0), 0xDB, 0xDE, 0xED}, 0xE1, 1 << 21
 MOST_PADDING = 1 << 16  # bytes before the first scan that belong to no segment: Pillow steps over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
