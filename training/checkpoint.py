@@ -43,7 +43,7 @@ class Checkpoint:
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restored(self) -> Network:
-        """The network to use: the averaged weights where the run keeps an average."""
+        """The network to use: the averaged weights if the run keeps an average."""
         network = Network(self.config.network)
         fill(network, self.average or self.network)
         return network.eval()
