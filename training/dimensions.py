@@ -149,7 +149,7 @@ def _deviation(model: Model, found: Poses) -> Tensor:
 
 
 def _named(effect: Tensor) -> Dimension:  # (n, measures)
-    """Name a dimension by its effect; effects above STRONGEST are ignored, since they only say that drawings hardly differ."""
+    """Name a dimension by its effect; measures with effects above STRONGEST are ignored, since drawings hardly differ in them."""
     effect = effect.where(effect.abs().amax(dim=0) <= STRONGEST, 0.0)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
     (first, second), (most, _) = (found.tolist() for found in mean.abs().topk(2))

@@ -55,7 +55,7 @@ def orthogonal(matrices: Tensor) -> Tensor:
     """Turn matrices (..., m, n), whose singular value decomposition is U S V', into about U V'.
 
     Every step multiplies a matrix by a polynomial of its own small Gram matrix. So all steps are computed from that one alone,
-    and the matrix is multiplied once, by their product: for the large convolution of `paper` it is 81 times as wide as high.
+    and the matrix is multiplied once, by their product. For the large convolution of `paper` it is 81 times as wide as high.
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonal(matrices.mT).mT

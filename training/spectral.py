@@ -77,7 +77,10 @@ def points(size: int, kernel: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Products(torch.autograd.Function):
-    """(p, batch, in), (p, out, in) -> (p, batch, out); autograd would transpose the filters' gradient in memory."""
+    """(p, batch, in), (p, out, in) -> (p, batch, out).
+
+    Gradients are written by hand, since autograd would transpose the filters' gradient in memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, spectra: Tensor, filters: Tensor) -> Tensor:

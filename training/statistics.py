@@ -14,7 +14,7 @@ from training.evaluate import Model, draw, objects, poses_of
 from training.pairs import Batch
 
 LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles of lengths and leads, which are suspicious when short
-HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and of drawing errors, which are when large
+HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and of drawing errors, which are suspicious when large
 FEW = 400  # with fewer pictures, the outermost percentiles lie beyond all that were seen
 PRESENCE = 0.5  # percentile of winning lengths: all but one in 200 real pictures have a capsule at least this long
 BINS = 20

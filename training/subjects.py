@@ -76,7 +76,7 @@ def opened(path: Path) -> Iterator[Subject]:
 
 
 def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
-    """Check what is to be recorded together, and return the bundle, which is first; the rest are finished runs of other seeds."""
+    """Check that a bundle comes first, then runs of its config and pictures from other seeds, all finished; return the bundle."""
     first, *runs = subjects
     if first.bundle is None:
         raise TrainingError("--record writes into the manifest of a bundle: expected a bundle as the first, found a run")

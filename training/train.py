@@ -1,7 +1,7 @@
 """The training loop: epochs of steps, a validation after each, and a checkpoint that resumes with the same results.
 
-Every random choice depends on the seed and the step alone, so a resumed run needs no generator state, and a CPU run
-repeats bit for bit with the same number of threads. Nothing here reads the test set.
+Every random choice depends on the seed, the step and the process's rank alone, so a resumed run needs no generator state,
+and a CPU run repeats bit for bit with the same number of threads. Nothing here reads the test set.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from training.schedules import SCHEDULES
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the current epoch so far
-THEN = ", then "  # joins the names of the machines that a run was on, and of versions
+THEN = ", then "  # joins the names of machines, and of versions, that a run was on
 REPORT_EVERY = 20  # steps between looks at the loss, each of which waits for the GPU
 
 
