@@ -2,4 +2,4 @@
 
 import os
 
-os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before anything here imports ONNX Runtime, which reads it then
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # before anything imports ONNX Runtime, which reads it on import

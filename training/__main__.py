@@ -32,8 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run_to_the_end(arguments: Sequence[str] | None) -> Never:
-    """As one of several processes: gloo's threads outlive their group, and one that meets an interpreter which takes itself apart
-    aborts the process."""
+    """Run as one of several processes, and end with os._exit.
+
+    gloo's threads outlive their process group, and one that still runs while the interpreter shuts down aborts the process.
+    """
     status = 1
     try:
         status = _run(arguments)
@@ -43,23 +45,23 @@ def _run_to_the_end(arguments: Sequence[str] | None) -> Never:
         traceback.print_exc()
     finally:
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError, AttributeError):  # where it is closed, or was from the start
+            with suppress(OSError, ValueError, AttributeError):  # the stream is closed, or was from the start
                 stream.flush()
         os._exit(status)
 
 
 def _run(arguments: Sequence[str] | None) -> int:
-    # Before torch is imported: its threads then sleep when they wait for each other. Those that spin are no faster alone on a
-    # machine, and beside one busy process they keep from the processor the very thread they wait for.
+    # Set before torch is imported, so that its threads sleep while they wait for each other. Spinning is no faster on an idle
+    # machine, and beside one busy process it keeps the thread that is waited for off the processor.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     options = parser().parse_args(arguments)
     try:
         options.run(options)
-        print(end="", flush=True)  # here, where it can be told that nobody reads it
+        print(end="", flush=True)  # flush here, where a closed pipe is still handled
     except TrainingError as error:
         return _told(error, error.exit_status)
     except BrokenPipeError:  # `| head` has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what is still to be written would fail again at the end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail again
         return 128 + signal.SIGPIPE
     except (BundleError, OSError) as error:
         return _told(error, TrainingError.exit_status)
@@ -180,7 +182,7 @@ def _export_flags(command: argparse.ArgumentParser) -> None:
 def _export(options: argparse.Namespace) -> None:
     from training import checkpoint, export, subjects
 
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that what is half done is cleared away
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that half-written files are cleaned up
     finished = checkpoint.load(options.source)
     found = subjects.matching_data(finished.config, finished.classes, options.data)
     made = export.export(finished, found, options.bundle, options.int8, say=print)

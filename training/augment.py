@@ -1,6 +1,6 @@
-"""Small changes that keep a digit what it is, on whole batches, on the device they lie on.
+"""Small random changes that leave the class of a picture the same, for whole batches, on the device that holds them.
 
-Each function takes pictures (batch, C, H, W) in [0, 1] and a generator, and knows nothing of labels.
+Each function takes pictures (batch, C, H, W) in [0, 1] and a generator; none needs labels.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ SHIFT = 2  # pixels, in the paper and here
 
 
 class Limits(NamedTuple):
-    """At most this much, either way."""
+    """The largest changes, in either direction."""
 
     rotation: float  # degrees
     scale: float  # fraction
@@ -25,7 +25,7 @@ class Limits(NamedTuple):
 
 
 AFFINE = Limits(rotation=12, scale=0.12, shear=0.15)
-STRONG = Limits(rotation=18, scale=0.18, shear=0.25)  # about half again as much: what a longer run can still learn from
+STRONG = Limits(rotation=18, scale=0.18, shear=0.25)  # about 1.5 times AFFINE: a longer run can still learn from it
 
 
 def none(images: Tensor, generator: Generator) -> Tensor:
@@ -33,18 +33,18 @@ def none(images: Tensor, generator: Generator) -> Tensor:
 
 
 def shift(images: Tensor, generator: Generator) -> Tensor:
-    """Up to two whole pixels in each direction with zero padding: all that Sabour et al. 2017 used."""
+    """Shift by up to two whole pixels in each direction, with zero padding: the only augmentation of Sabour et al. 2017."""
     return moved(images, SHIFT, generator)
 
 
 def affine(images: Tensor, generator: Generator, limits: Limits = AFFINE) -> Tensor:
-    """Rotation, scale, shear and a shift in fractions of pixels, by one bilinear sampling."""
+    """Rotate, scale, shear and shift by fractions of pixels, in one bilinear sampling."""
     count, _, height, width = images.shape
 
     def within(limit: float) -> Tensor:
         return (torch.rand(count, generator=generator, device=images.device) * 2 - 1) * limit
 
-    aspect = height / width  # of sides: what is turned is the picture, not the square that its coordinates make of it
+    aspect = height / width  # so that the picture is rotated, not the square that affine_grid's coordinates make of it
     angle, slant = within(torch.pi * limits.rotation / 180), within(limits.shear)
     across, down = 1 + within(limits.scale), 1 + within(limits.scale)
     cosine, sine = angle.cos(), angle.sin()
@@ -63,7 +63,7 @@ AUGMENTATIONS: dict[str, Augmentation] = {
 
 
 def moved(images: Tensor, limit: int, generator: Generator) -> Tensor:
-    """Each picture moved by whole pixels, up to `limit` each way; what leaves the frame is lost."""
+    """Move each picture by whole pixels, up to `limit` in each direction; what leaves the frame is lost."""
     count, channels, height, width = images.shape
     padded = F.pad(images, (limit, limit, limit, limit))
     top, left = torch.randint(0, 2 * limit + 1, (2, count), generator=generator, device=images.device)

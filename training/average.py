@@ -1,6 +1,6 @@
 """An exponential moving average of a network's weights, which generalises better than the last step's.
 
-Kept by hand rather than by torch.optim.swa_utils: that one asks the GPU for its counter at every step, and waits.
+Written by hand because torch.optim.swa_utils reads its counter from the GPU at every step, and waits for it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ class Average:
         self.decay = decay
 
     def update(self, network: Network, step: int) -> None:
-        """The decay warms up, or a short run would still remember its random start. Batch norm's counters are copied."""
+        """Average in the new weights; batch norm's counters are copied.
+
+        The decay warms up, else the average of a short run would still contain its random start.
+        """
         decay = min(self.decay, (1 + step) / (10 + step))
         mine, theirs = self.network.state_dict().values(), network.state_dict().values()
         pairs = [(own, new) for own, new in zip(mine, theirs, strict=True) if own.is_floating_point()]

@@ -1,4 +1,4 @@
-"""The parts of a capsule network: squash, primary capsules, votes. How votes become capsules is routing.py's affair."""
+"""The parts of a capsule network: squash, primary capsules, votes. routing.py turns votes into capsules."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SQUASH_CONSTANTS = {
 
 
 class Squash(nn.Module):
-    """Shortens a vector to a length in [0, 1): n^2 / (c + n^2) of its direction, n its length."""
+    """Scales a vector of length n to the length n^2 / (c + n^2), which is in [0, 1), and keeps its direction."""
 
     def __init__(self, name: str) -> None:
         super().__init__()
         self.constant = chosen("squash", name, SQUASH_CONSTANTS)
 
     def forward(self, vectors: Tensor) -> Tensor:  # (..., size)
-        squared = vectors.square().sum(dim=-1)  # (...): adding along a last axis of one takes ONNX Runtime ten times as long
+        squared = vectors.square().sum(dim=-1)  # (...), not (..., 1): ONNX Runtime adds ten times slower along a last axis of one
         factors = (squared + EPSILON).sqrt() / (self.constant + squared)
         return vectors * factors.unsqueeze(-1)
 
@@ -34,7 +34,7 @@ class Squash(nn.Module):
 class PrimaryCapsules(nn.Module):
     """Feature maps -> capsules (batch, places * kinds, size).
 
-    A capsule is `size` channels at one place: channels are split into kinds, and places stay whole.
+    A capsule is `size` channels at one place: the channels of each place are split into kinds.
     """
 
     def __init__(self, channels: int, config: Primary, squash: str) -> None:
@@ -59,13 +59,13 @@ class PrimaryCapsules(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)
         places = self.convolution(features).flatten(2).transpose(1, 2)  # (batch, places, kinds * size)
-        capsules = places.shape[1] * places.shape[2] // self.size  # a number, so that export leaves the batch alone free
+        capsules = places.shape[1] * places.shape[2] // self.size  # an int, so that export leaves only the batch dynamic
         squashed: Tensor = self.squash(places.reshape(-1, capsules, self.size).float())
         return squashed
 
 
 class ClassCapsules(nn.Module):
-    """Input capsules (batch, in, size) -> class capsules (batch, out, pose): each input votes for each class, routing counts."""
+    """Input capsules (batch, in, size) -> class capsules (batch, out, pose): routing combines the inputs' votes for a class."""
 
     def __init__(self, inputs: int, config: CapsuleNet) -> None:
         super().__init__()
@@ -73,8 +73,8 @@ class ClassCapsules(nn.Module):
         self.classes, self.pose_size, self.shared = config.classes, config.pose_size, config.share_transforms
         size, outputs = config.primary.size, self.classes * self.pose_size
         shape = (size, outputs) if self.shared else (inputs, size, outputs)
-        # Glorot's rule per transformation size -> pose; couplings of 1 / out tame the sum over some inputs, that over hundreds
-        # only with `transform_scale`.
+        # Glorot's rule for each transformation size -> pose. Initial couplings of 1 / out keep the sum over a few inputs small;
+        # with hundreds of inputs it takes `transform_scale` too.
         scale = config.transform_scale * (2.0 / (size + self.pose_size)) ** 0.5
         self.transforms = nn.Parameter(torch.randn(shape) * scale)
         self.squash = Squash(config.squash)
@@ -95,7 +95,7 @@ class ClassCapsules(nn.Module):
 
 
 def full_precision(tensor: Tensor) -> contextlib.AbstractContextManager[object]:
-    """Routing counts small differences between many votes: it stays in float32 under autocast."""
+    """Keep routing in float32 under autocast, since it depends on small differences between many votes."""
     device = tensor.device.type
     if torch.is_autocast_enabled(device):
         return torch.autocast(device, enabled=False)

@@ -1,4 +1,4 @@
-"""What a run leaves on disk and how it is taken up again: one file, written whole or not at all."""
+"""Saves a run to one file, which is written atomically, and loads it to resume."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ FILE = "checkpoint.pt"
 
 @dataclass
 class Checkpoint:
-    """All that a run needs to go on to the same numbers, and all that a bundle tells of how it was made."""
+    """All that a run needs to resume with the same results, and all that a bundle records of how it was made."""
 
     config: Config
     classes: tuple[str, ...]
-    digest: str  # of the training pictures and labels; `data` in the file
-    hardware: str = ""  # all that it has run on
-    software: str = ""  # and in which versions, since others may round otherwise
-    processes: int = 0  # that share each batch, and draw their augmentation each for itself; 0 where nobody noted it
-    precision: str = ""  # what `auto` came to where the run began
+    digest: str  # of the training pictures and labels; stored as `data`
+    hardware: str = ""  # all machines that the run was on
+    software: str = ""  # all versions that it ran with, since versions may round differently
+    processes: int = 0  # that share each batch, each with augmentation of its own; 0 if not recorded
+    precision: str = ""  # with `auto` resolved where the run began
     step: int = 0
     seconds: float = 0.0
     history: list[dict[str, float]] = field(default_factory=list)  # a row per finished epoch
-    running: dict[str, float] = field(default_factory=dict)  # sums of the epoch under way
+    running: dict[str, float] = field(default_factory=dict)  # sums over the current epoch
     network: dict[str, Any] = field(default_factory=dict)
     average: dict[str, Any] = field(default_factory=dict)  # empty without EMA
     optimizers: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def restored(self) -> Network:
-        """The network to use: the averaged weights where the run keeps an average."""
+        """The network to use: the averaged weights if the run keeps an average."""
         network = Network(self.config.network)
         fill(network, self.average or self.network)
         return network.eval()
@@ -59,7 +59,7 @@ def fill(part: Network | Optimizer, state: dict[str, Any]) -> None:
 
 
 def save(checkpoint: Checkpoint, run: Path) -> None:
-    """To a file beside it first, then renamed: a full disk or a kill leaves the old checkpoint whole."""
+    """Write to a temporary file, then rename it, so that a full disk or a kill leaves the old checkpoint intact."""
     values = {entry.name: getattr(checkpoint, entry.name) for entry in dataclasses.fields(checkpoint)}
     buffer = io.BytesIO()
     values |= {"config": checkpoint.config.to_dict(), "classes": list(checkpoint.classes), "data": values.pop("digest")}
@@ -69,7 +69,7 @@ def save(checkpoint: Checkpoint, run: Path) -> None:
 
 @contextmanager
 def held(run: Path) -> Iterator[None]:
-    """The folder for one run alone as long as it trains: of two each would save over the other's checkpoint."""
+    """Lock the folder while a run trains: two runs would overwrite each other's checkpoints."""
     folder = os.open(run, os.O_RDONLY)
     try:
         try:
@@ -104,16 +104,16 @@ def load(run: Path) -> Checkpoint:
         values["config"] = Config.from_dict(values["config"])
         values["classes"] = tuple(values["classes"])
         values["digest"] = values.pop("data")
-        values.pop("optimizer", None)  # of runs before there were several
+        values.pop("optimizer", None)  # of runs made when there was only one
         return Checkpoint(**values)
-    except Exception as error:  # torch names a damaged file by a dozen exception types
+    except Exception as error:  # torch raises a dozen exception types for damaged files
         raise CheckpointError(
             f"{path}: not a checkpoint of this program, or damaged ({type(error).__name__}: {error})"
         ) from error
 
 
 def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Checkpoint:
-    """The checkpoint in `run`, if it is of this very config and data: only cycles may be added, which come after all."""
+    """Return the checkpoint in `run` if it has this config and data; only cycles may be added, since they run after the rest."""
     checkpoint = load(run)
     cycles = max(checkpoint.config.training.cycles, config.training.cycles)
     longer = replace(checkpoint.config, training=replace(checkpoint.config.training, cycles=cycles))

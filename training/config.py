@@ -1,7 +1,7 @@
-"""Every fact about a network and its training, in frozen dataclasses with named PRESETS.
+"""All settings of a network and its training, as frozen dataclasses, with named PRESETS.
 
-The config travels inside the checkpoint and the bundle, so nothing has to be typed again to load either.
-Command-line flags of `captrain train` are the fields of `Training`; knows no torch.
+The config is stored in the checkpoint and the bundle, so neither needs any setting again when it is loaded.
+The fields of `Training` are the command-line flags of `captrain train`. Does not import torch.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from training.sources import SOURCES
 
 
 class _Part:
-    """What it has no field for is an error where a config is read: another captrain wrote it, and meant something by it."""
+    """Base of all parts; reading an unknown field is an error, since another version of captrain wrote it for a purpose."""
 
     __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True)
 class Conv(_Part):
-    """One convolution of the stem, with ReLU, then perhaps average pooling."""
+    """One convolution of the stem, with ReLU, then optional average pooling."""
 
     channels: int
     kernel: int
@@ -49,10 +49,10 @@ class Primary(_Part):
 
 @dataclass(frozen=True)
 class Decoder(_Part):
-    """Draws the picture back from one class capsule: the others masked with zeros, or its pose alone."""
+    """Draws the picture from one class capsule: it sees all capsules with the others set to zero, or this one's pose alone."""
 
     hidden: tuple[int, ...] = (512, 1024)
-    sees_class: bool = True  # False: Rajasegaran et al. 2019, a dimension of the pose means the same for every class
+    sees_class: bool = True  # False as in Rajasegaran et al. 2019: a pose dimension means the same for every class
 
 
 @dataclass(frozen=True)
@@ -64,9 +64,9 @@ class CapsuleNet(_Part):
     routing: str = "dynamic"
     iterations: int = 3
     squash: str = "paper"
-    dropout: float = 0.0  # share of the primary capsules that have no say in the class in a training step
+    dropout: float = 0.0  # share of the primary capsules that a training step ignores for the class
     share_transforms: bool = False  # one transformation for all input capsules: any image size works
-    transform_scale: float = 1.0  # of the transformations' first values: hundreds of votes of full size begin as sure capsules
+    transform_scale: float = 1.0  # of the initial transformations: hundreds of full-size votes start as long capsules
     pose_size: int = 16
     decoder: Decoder = Decoder()
     image_shape: tuple[int, int, int] = (1, 28, 28)
@@ -78,13 +78,13 @@ class CapsuleNet(_Part):
             raise SettingError("expected at least one convolution in the stem, found none")
         if not 1 <= self.iterations <= 100:
             raise SettingError(f"iterations must be from 1 to 100, got {self.iterations}")
-        if not 0 < self.transform_scale <= 10:  # at 0 all votes would stay alike; a NaN is not
+        if not 0 < self.transform_scale <= 10:  # at 0 all votes would stay equal; NaN fails too
             raise SettingError(f"transform_scale must be above 0 and at most 10, got {self.transform_scale}")
 
 
 @dataclass(frozen=True)
 class PlainNet(_Part):
-    """A CNN to compare with. Its capsules are one-dimensional, the class score itself, so it serves like the others."""
+    """A CNN to compare with; its capsules are one-dimensional, the class scores, so it is served like the others."""
 
     stem: tuple[Conv, ...]
     hidden: tuple[int, ...]
@@ -102,7 +102,7 @@ class PlainNet(_Part):
 
 
 def _flag(default: Any, note: str = "", low: float | None = None, high: float | None = None) -> Any:
-    """A field of Training with its help and, for numbers, the range that makes sense: low and high included."""
+    """A field of Training with its help and, for numbers, the allowed range, which includes low and high."""
     return field(default=default, metadata={"help": note, "low": low, "high": high})
 
 
@@ -147,7 +147,7 @@ class Training(_Part):
     def __post_init__(self) -> None:
         for entry in dataclasses.fields(self):
             value, low, high = getattr(self, entry.name), entry.metadata["low"], entry.metadata["high"]
-            if low is not None and not low <= value <= (math.inf if high is None else high):  # a NaN is not
+            if low is not None and not low <= value <= (math.inf if high is None else high):  # NaN fails too
                 upto = "up" if high is None else f"to {high:g}"
                 raise SettingError(f"{entry.name.replace('_', '-')} must be from {low:g} {upto}, got {value}")
 
@@ -180,7 +180,7 @@ class Config(_Part):
             raise TrainingError(f"not a config of this version of captrain: {where}: {first['msg']}") from error
 
     def differences(self, other: Config) -> list[str]:
-        """Where two configs part, as `training.epochs: 30 against 1`."""
+        """List where two configs differ, such as `training.epochs: 30 against 1`."""
         mine, theirs = _flat(self.to_dict()), _flat(other.to_dict())
         keys = sorted(mine.keys() | theirs.keys())
         return [f"{key}: {mine.get(key)} against {theirs.get(key)}" for key in keys if mine.get(key) != theirs.get(key)]
@@ -204,7 +204,7 @@ _EFFICIENT_STEM = (
     Conv(128, kernel=3, stride=2, norm=True),
 )
 
-# The picture halved early, so that the costly convolutions see few pixels: 28x28 -> 128 maps of 8x8, 36x36 -> 128 of 12x12.
+# Halves the picture early, so that the costly convolutions see few pixels: 28x28 -> 128 maps of 8x8, 36x36 -> 128 of 12x12.
 _EARLY_STEM = (
     Conv(32, kernel=3, norm=True),
     Conv(32, kernel=3, norm=True),
@@ -219,24 +219,24 @@ _SU_STEM = (Conv(64, 3), Conv(64, 3, pool=2), Conv(128, 3), Conv(128, 3))
 PRESETS: dict[str, Config] = {
     preset.preset: preset
     for preset in (
-        # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. Not their training, but that of
-        # `compact` at a lower rate: one cycle, averaged weights, dropout, strong changes, four times the weight on drawings. Its
-        # large matrices learn by Muon: of 20,000 digits held out it erred on 0.56 % after ten epochs, and on 0.65 % by Adam.
-        # A rate that ends at a tenth and shifts of one pixel made no difference, nor did more epochs. Exponential decay, as
-        # public copies have it, came to 0.44 % of 5,000 held out in the mean of three seeds, as one cycle by Adam did. Batches
-        # and averaging are `compact`'s. 16 epochs take a core 45 minutes.
+        # Sabour, Frosst and Hinton 2017: 6x6 places x 32 kinds = 1,152 capsules of 8D, 10 of 16D. The training is not theirs but
+        # `compact`'s at a lower rate: one cycle, averaged weights, dropout, strong augmentation, fourfold weight on drawings.
+        # Its large matrices are trained with Muon: the error on 20,000 held-out digits was 0.56 % after ten epochs, with Adam
+        # 0.65 %. A rate that ends at a tenth, shifts of one pixel and more epochs made no difference. Exponential decay, as in
+        # public copies, gave 0.44 % on 5,000 held-out digits (mean of three seeds), and so did one cycle with Adam. Batch size
+        # and averaging are `compact`'s. 16 epochs take 45 minutes on one core.
         Config(
             "paper",
             CapsuleNet(stem=(Conv(256, kernel=9),), primary=Primary(kinds=32, size=8, kernel=9, stride=2), dropout=0.3),
             Training(epochs=16, learning_rate=0.002, muon=0.02, transform_rate=0.5, augment="strong", reconstruction=0.002),
         ),
-        # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. Left alone it learns its digits by
-        # heart: hence dropout and strong changes. These blur drawings: hence four times the paper's weight on them. Its decoder
-        # sees the pose alone, so that a dimension means the same for every digit, and errs no more for it. Transformations begin
-        # at the largest values of all matrices: hence four times the rate for them. 27 epochs, since a schedule of 60 without
-        # dropout was best after 26; one cycle, and weights averaged over some 1,000 steps, two epochs of them: a rate that ends
-        # at a tenth, and averages over 2,000, came to the same; batches of 128, since those of 32 take 1.7 times as long.
-        # models/README.md: what else was tried.
+        # 4x4 places x 16 kinds = 256 capsules to route, 565 thousand encoder parameters. It would overfit: hence dropout and
+        # strong augmentation. These blur drawings: hence four times the paper's weight on them. Its decoder sees the pose alone,
+        # so that a dimension means the same for every digit, at no cost in accuracy. Transformations start with the largest
+        # values of all matrices: hence four times the rate for them. 27 epochs, since a schedule of 60 without dropout was best
+        # after 26. One cycle, with weights averaged over some 1,000 steps, which are two epochs: a rate that ends at a tenth and
+        # averages over 2,000 steps gave the same. Batches of 128, since those of 32 take 1.7 times as long.
+        # models/README.md lists what else was tried.
         Config(
             "compact",
             CapsuleNet(
@@ -247,17 +247,17 @@ PRESETS: dict[str, Config] = {
             ),
             Training(epochs=27, learning_rate=0.003, transform_rate=4, augment="strong", reconstruction=0.002),
         ),
-        # Efficient-CapsNet's own stem and its way to end it: sixteen capsules in all, 161 thousand encoder parameters.
+        # Efficient-CapsNet's stem and its depthwise primary capsules: sixteen in all, 161 thousand encoder parameters.
         Config(
             "compact16",
             CapsuleNet(stem=_EFFICIENT_STEM, primary=Primary(kinds=16, size=8, kernel=9, depthwise=True)),
             Training(epochs=40, learning_rate=0.003),
         ),
-        # Two digits a picture, as in the paper: 6x6 places x 16 kinds = 576 capsules. Pairs are never the same twice, so there is
-        # no augmentation but their shifts. To tell one digit's strokes from the other's a capsule must see more than a digit:
-        # two convolutions more than `compact` take its field from 19 pixels to 27. Transformations that begin smaller learn
-        # sooner: 17.4 % after one short cycle, 20.1 % without. Drawings weigh four times what they do in the paper. In its last
-        # epoch it erred nearly as often on the pairs it learned from as on those held out: more might still be learned.
+        # Two digits per picture, as in the paper: 6x6 places x 16 kinds = 576 capsules. Pairs are never the same twice, so their
+        # shifts are the only augmentation. To tell one digit's strokes from the other's a capsule must see more than one digit:
+        # two convolutions more than in `compact` widen its receptive field from 19 to 27 pixels. Smaller initial transformations
+        # learn faster: 17.4 % errors after one short cycle, 20.1 % at full scale. Drawings weigh four times as much as in the
+        # paper. In the last epoch it made nearly as many errors on training pairs as on held-out ones: it might learn still more.
         Config(
             "overlap",
             CapsuleNet(
@@ -288,7 +288,7 @@ PRESETS: dict[str, Config] = {
             ),
             Training(epochs=20),
         ),
-        # The paper's own baseline: 35.4 million parameters beside a CapsNet's 8.2.
+        # The paper's own baseline: 35.4 million parameters, against 8.2 million of its CapsNet.
         Config(
             "baseline",
             PlainNet(
@@ -321,5 +321,5 @@ PRESETS: dict[str, Config] = {
 
 
 def preset(name: str) -> Config:
-    """As it will be read again from a checkpoint: whoever wrote lists in place of tuples finds tuples there."""
+    """Return a preset as a checkpoint would load it: lists written in place of tuples become tuples."""
     return Config.from_dict(chosen("preset", name, PRESETS).to_dict())

@@ -1,4 +1,4 @@
-"""nn.Conv2d for large kernels, which computes by spectra (spectral.py) while it trains on a CPU, where that is faster."""
+"""An nn.Conv2d for large kernels that multiplies spectra (spectral.py) in training on a CPU, where that is faster."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from torch import Tensor, nn
 
 from training import spectral
 
-LARGE, MOST = 7, 40  # kernels from here on; pictures up to here, whose spectra still fit into memory
+LARGE, MOST = 7, 40  # smallest kernel side; largest picture side, whose spectra still fit into memory
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 
 class LargeConv2d(nn.Conv2d):
-    """A convolution without padding: nn.Conv2d's weights and numbers, and on anything but a CPU, or not in training, its code."""
+    """A convolution without padding, with nn.Conv2d's weights and results, and its code except in training on a CPU."""
 
     def __init__(self, channels: int, out: int, kernel: int, stride: int = 1, groups: int = 1) -> None:
         super().__init__(channels, out, kernel, stride, groups=groups)

@@ -1,6 +1,6 @@
-"""A data set as tensors: pictures with their labels, training and validation apart. Where files come from is sources.py's affair.
+"""A data set as tensors: pictures with their labels, split into training and validation. sources.py finds the files.
 
-What it hands out is checked: a file that is truncated, mislabelled or altered is an error that names it.
+Files are checked: one that is truncated, mislabelled or altered raises an error that names it.
 Two-digit pictures and augmentation are made later, on the device (pairs.py, augment.py).
 """
 
@@ -23,17 +23,17 @@ from training import pictures
 from training.errors import DataError, chosen
 from training.sources import FILES, PARTS, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
 
-LOOKED_AT = 1_000  # training pictures, to tell whether a data set's ink is light, and was fitted into a box
-FAINT = 25  # of 255: what a JPEG or a scanner leaves around ink is no part of it
-BOXED_SHARE = 0.9  # of them must fill it; of MNIST's 999 in 1,000 do
+LOOKED_AT = 1_000  # training pictures sampled to tell whether ink is light, and fitted into a box
+FAINT = 25  # of 255: up to this level it is not ink, but what JPEG or a scanner leaves around it
+BOXED_SHARE = 0.9  # share of them that must fill the box; of MNIST's pictures, 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
-NAMES = "classes.txt"  # beside the files of a folder
-ITS_OWN = "pass the --data it was trained with"  # what whoever has others should do
+NAMES = "classes.txt"  # names of classes, beside the idx files of a folder
+ITS_OWN = "pass the --data it was trained with"  # advice to whoever has other data
 
 
 @dataclass(frozen=True)
 class Digits:
-    """Pictures with their labels, as they lie in the files."""
+    """Pictures, in the bytes of the files, with their labels."""
 
     images: Tensor  # (n, C, H, W), uint8
     labels: Tensor  # (n,), int64
@@ -48,7 +48,7 @@ class Digits:
         return len(self.images)
 
     def sample(self, most: int) -> Digits:
-        """So many of them, or all, from everywhere: files may be sorted."""
+        """Return at most `most` of them, evenly spaced over the whole, since files may be sorted."""
         return self[torch.linspace(0, len(self) - 1, min(most, len(self))).long()]
 
 
@@ -62,13 +62,13 @@ class DataSet:
 
     @cached_property
     def digest(self) -> str:
-        """Names the training pictures and labels, so that a run is not resumed on others."""
+        """Identifies the training pictures and labels, so that a run is not resumed on others."""
         content = hashlib.sha256(self.train.images.numpy().tobytes())
         content.update(self.train.labels.numpy().tobytes())
         return content.hexdigest()
 
     def expect(self, digest: str | None) -> None:
-        """An error unless these are the pictures that a run learned, where it is known which those were."""
+        """Raise unless these are the training pictures with this digest; None, where it is not known, accepts any."""
         if digest not in (None, self.digest):
             raise DataError(
                 f"{self.folder}: expected the training pictures that were learned (sha256 {str(digest)[:12]}), "
@@ -76,7 +76,7 @@ class DataSet:
             )
 
     def split(self, held_out: int) -> tuple[Digits, Digits]:
-        """Training and validation pictures: the last `held_out` choose everything, the test set nothing."""
+        """Split into training pictures and the last `held_out`, by which all choices are made; none is made by the test set."""
         count = len(self.train)
         if not 0 < held_out < count:
             raise DataError(
@@ -106,8 +106,10 @@ class DataSet:
 
     @cached_property
     def boxed(self) -> bool:
-        """Whether ink was fitted into a box, as MNIST's was: its longer side is 20 pixels of 28, or as much of another size. The
-        service then does so too."""
+        """Whether ink was fitted into a box as in MNIST: its longer side is 20 pixels of 28, or in proportion for other sizes.
+
+        If so, the service does the same.
+        """
         images = self.train.sample(LOOKED_AT).images
         if images.shape[1] != 1:
             return False
@@ -117,8 +119,10 @@ class DataSet:
 
     @cached_property
     def dark_on_light(self) -> bool:
-        """Whether most pictures are light at their edges. What training moves in from outside, or lays over them, is not. In
-        colour they are photographs, of which negatives are no better."""
+        """Whether most pictures are light at their edges, unlike what training moves in from outside or lays over them.
+
+        Never so in colour: those are photographs, and their negatives would be no better.
+        """
         images = self.train.sample(LOOKED_AT).images
         if images.shape[1] != 1:
             return False
@@ -127,11 +131,11 @@ class DataSet:
 
 
 def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> DataSet:
-    """Its own files, whose sums are known, or `any_files` of the same classes."""
+    """Load a data set from its own files, which must have the known checksums if any, or from `any_files` of the same classes."""
     source = chosen("data set", dataset, SOURCES)
     found = find(dataset, folder)
     if any_files:
-        if source.classes and not holds_pictures(found) and of_another(found, dataset):  # a folder's own may be a known set's
+        if source.classes and not holds_pictures(found) and of_another(found, dataset):  # `folder` may hold a known set
             raise DataError(f"{found}: expected pictures of the classes of {dataset}, found another known data set")
         source = Source(() if (found / NAMES).exists() else source.classes)
     elif source.classes and holds_pictures(found):
@@ -159,7 +163,7 @@ def _pictures(folder: Path) -> tuple[tuple[str, ...], Digits, Digits]:
 
 
 def _idx(folder: Path, source: Source) -> tuple[tuple[str, ...], Digits, Digits]:
-    """Labels are places in the list of classes, whatever numbers stand in the files."""
+    """Read idx files; labels become indices into the list of classes, whatever numbers are in the files."""
     train = _digits(folder, FILES[0], FILES[1], source)
     test = _digits(folder, FILES[2], FILES[3], source)
     present = torch.arange(len(source.classes)) if source.classes else train.labels.unique()
@@ -210,18 +214,18 @@ def _read(folder: Path, name: str, magic: int, source: Source) -> NDArray[np.uin
     content = path.read_bytes()
     packed = content if path.suffix == ".gz" else None
     unpacked = content if packed is None else unpack(packed, path)
-    array = read_idx(unpacked, magic, path)  # first, for it says better what is wrong than a checksum does
+    array = read_idx(unpacked, magic, path)  # before the checksum, since its error says more precisely what is wrong
     check(unpacked, packed, name, source, origin=str(path))
     return array
 
 
 def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
-    """Of the labels that occur, in their order: a line each of classes.txt, or else the numbers themselves."""
+    """Names of the labels that occur, in their order: the lines of classes.txt, or else the numbers themselves."""
     path = folder / NAMES
     if not path.exists():
         return tuple(map(str, labels))
     try:
-        text = path.read_text(encoding="utf-8-sig")  # editors on Windows mark it so
+        text = path.read_text(encoding="utf-8-sig")  # editors on Windows add a byte order mark
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: expected a text in UTF-8, found {error}") from error
     names = tuple(name for line in text.splitlines() if (name := line.strip()))
@@ -233,7 +237,7 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
 
 
 def _extent(marked: Tensor) -> Tensor:
-    """From the first mark to the last, in pixels: (n, side) -> (n,); all of the side where there is none."""
+    """Pixels from the first mark to the last: (n, side) -> (n,); the whole side where there is none."""
     side = marked.shape[1]
     first, last = (each.int().argmax(dim=1) for each in (marked, marked.flip(1)))
     return side - first - last

@@ -43,7 +43,7 @@ class Place:
         return bool(raised)
 
     def total(self, sums: torch.Tensor) -> list[float]:
-        """The sums of all processes together; every process gets them."""
+        """Add up the sums of all processes; every process gets the totals."""
         if self.world > 1:
             sums = sums.clone()
             dist.all_reduce(sums)
@@ -57,7 +57,7 @@ class Place:
 
 @contextmanager
 def place() -> Iterator[Place]:
-    """This process's place, from what torchrun says in the environment."""
+    """Yield this process's place, which torchrun sets in the environment."""
     world, local = torchrun.world(), torchrun.local_rank()
     device = torch.device("cuda", local) if torch.cuda.is_available() else torch.device("cpu")
     if device.type == "cuda":
@@ -74,7 +74,7 @@ def place() -> Iterator[Place]:
         return
     try:
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    except ValueError as error:  # no address to meet the others at
+    except ValueError as error:  # no address to meet the other processes at
         raise SettingError(f"WORLD_SIZE is {world}, but {error}; start it with torchrun, or unset WORLD_SIZE") from error
     try:
         yield Place(device, dist.get_rank(), world)
@@ -84,10 +84,10 @@ def place() -> Iterator[Place]:
 
 @contextmanager
 def enough_memory(batch_size: int) -> Iterator[None]:
-    """Turns torch's ways to say that memory did not suffice into what to do about it."""
+    """Turn torch's out-of-memory errors into one that says what to do."""
     try:
         yield
-    except RuntimeError as error:  # of a GPU it is torch.OutOfMemoryError, of a CPU no more than this text tells
+    except RuntimeError as error:  # torch.OutOfMemoryError on a GPU; on a CPU only the text tells
         if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
             first = str(error).partition("\n")[0]
             raise SettingError(f"a batch of {batch_size} does not fit into memory: lower --batch-size ({first})") from error
@@ -98,8 +98,10 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16}
 
 
 def precision(name: str, device: torch.device) -> str:
-    """One of DTYPES. `auto` is bf16 where the processor multiplies it natively, which trains `paper` in less than half the time
-    there (benchmarks/training_step.py)."""
+    """Return a key of DTYPES; `auto` is bf16 where the processor multiplies it natively.
+
+    bf16 trains `paper` in less than half the time there (benchmarks/training_step.py).
+    """
     if name == "auto":
         return "bf16" if _multiplies_bf16(device) else "fp32"
     if name not in DTYPES:
@@ -108,12 +110,12 @@ def precision(name: str, device: torch.device) -> str:
 
 
 def compiles() -> bool:
-    """Whether torch.compile has the C compiler that it wants for kernels of its own."""
+    """Whether torch.compile has the C compiler that it needs for its kernels."""
     return any(shutil.which(each) for each in (os.environ.get("CC") or "cc", "gcc", "clang"))
 
 
 def hardware(device: torch.device, processes: int = 1) -> str:
-    """What a bundle says it was trained on. Processes without GPUs share one machine, and leave cores to others where told to."""
+    """The hardware that a bundle names; processes without GPUs share one machine, and may leave some cores to others."""
     if device.type == "cuda":
         return f"{processes} x " * (processes > 1) + torch.cuda.get_device_name(device)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -123,13 +125,13 @@ def hardware(device: torch.device, processes: int = 1) -> str:
 
 
 def software() -> str:
-    """And with what: another torch may come to other numbers from the same seed."""
+    """The versions that a bundle names: another torch may give other results from the same seed."""
     return f"captrain {version('capserve')}, torch {torch.__version__}"
 
 
 def keep_memory() -> None:
-    """Let glibc keep what tensors free. It gives large blocks back at once, and each step would wait for zeroed pages again."""
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None  # other C libraries have none
+    """Let glibc keep freed memory, else it returns large blocks at once and each step waits for zeroed pages again."""
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None  # other C libraries lack it
     if mallopt is not None:
         mallopt(M_MMAP_MAX, 0)
         mallopt(M_TRIM_THRESHOLD, -1)

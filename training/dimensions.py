@@ -1,8 +1,8 @@
-"""Pose dimensions with meaning: axes turned so that each does one thing, and a name for what it was seen to do.
+"""Gives pose dimensions a meaning: rotates axes so that each does one thing, and names each after its measured effect.
 
-A capsule's pose may be turned by any rotation without any answer changing: routing and squash know only lengths
-and scalar products, and the decoder's first layer can be turned back. So the axes are free to be chosen, after
-training and at no cost, along the directions in which drawings grow thicker, lean, widen.
+Rotating a capsule's pose changes no answer: routing and squash use only lengths and scalar products, and the decoder's
+first layer can be rotated back. So the axes can be chosen after training, at no cost, along the directions in which
+drawings grow thicker, lean or widen.
 """
 
 from __future__ import annotations
@@ -22,23 +22,23 @@ from training.morphology import MEASURES, TINY, measured
 from training.networks import CapsuleEncoder, Decoder, Network
 from training.pairs import Batch
 
-NUDGES, NUDGE = 16, 0.1  # random turns of each pose, and their size in every dimension
-STEADY = 0.6  # a dimension is named where its mean effect is this share of its root mean square: nearly always one way
-CLEAR = 0.9  # and where no other measure moves by more than this share of it
-NOTICEABLE = 1.5  # and where the whole reach changes a drawing by this many standard deviations of the measure
+NUDGES, NUDGE = 16, 0.1  # random changes of each pose, and their standard deviation in every dimension
+STEADY = 0.6  # a dimension is named if its mean effect exceeds this share of the root mean square: nearly always one way
+CLEAR = 0.9  # and if every other measure moves by less than this share of it
+NOTICEABLE = 1.5  # and if the whole reach moves the measure by more than this many of its standard deviations
 RIDGE = 1e-3
-UNSEEN = 0.005  # deviation of a measure, in pixels or shares of them, that nobody sees: of shipped networks all are larger
+UNSEEN = 0.005  # standard deviation of a measure, in pixels or ratios, too small to see; shipped networks have larger ones
 
 
 @dataclass(frozen=True)
 class Poses:
-    """Capsules of objects that are there."""
+    """Poses of objects that are present."""
 
     poses: Tensor  # (n, pose)
     labels: Tensor  # (n,)
 
     def of(self, label: int) -> Poses:
-        """Those of one class; of a class that nobody has seen, all."""
+        """Return those of one class, or all if there is none of it."""
         chosen = self.labels == label
         return Poses(self.poses[chosen], self.labels[chosen]) if chosen.any() else self
 
@@ -52,9 +52,9 @@ def poses_of_objects(model: Model, batches: Iterable[Batch]) -> Poses:
 
 
 def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
-    """What each dimension does, by turning it on its own through the whole reach and measuring the drawings.
+    """Find what each dimension does, by moving it alone through the whole reach and measuring the drawings.
 
-    Nothing for a plain CNN, whose capsules have one value: the class score.
+    Empty for a plain CNN, whose capsules have one value: the class score.
     """
     if found.poses.shape[1] == 1:
         return ()
@@ -62,7 +62,7 @@ def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
 
 
 def plainest(model: Model, found: Poses, named: Sequence[Dimension]) -> int:
-    """Which of the poses shows the names best: where even the dimension that shows its own the least moves little else."""
+    """Index of the pose that shows the names best: even its least clear dimension moves little but its own measure."""
     shares = torch.ones(len(found.poses))
     for dimension, effect in zip(named, effects(model, found), strict=True):
         if dimension.name:
@@ -72,7 +72,7 @@ def plainest(model: Model, found: Poses, named: Sequence[Dimension]) -> int:
 
 
 def effects(model: Model, found: Poses) -> Iterator[Tensor]:
-    """By each dimension, turned on its own through the whole reach: (n, measures), in standard deviations."""
+    """Yield each dimension's effect when moved alone through the whole reach: (n, measures), in standard deviations."""
     unit = _deviation(model, found)
     for step in torch.eye(found.poses.shape[1]) * REACH:
         upper, lower = (measured(model.reconstruct(found.poses + turn, found.labels)) for turn in (step, -step))
@@ -80,16 +80,16 @@ def effects(model: Model, found: Poses) -> Iterator[Tensor]:
 
 
 def aligned(network: Network, found: Poses) -> Network:
-    """The same network with its pose axes turned: first one for each measure, then what else changes drawings, most first.
+    """The same network with rotated pose axes: first one for each measure, then the others, largest change of drawings first.
 
-    A decoder that sees the class has axes of its own for each class, else all classes share one rotation.
+    If the decoder sees the class, each class has its own axes; otherwise all classes share one rotation.
     """
     turned = copy.deepcopy(network)
     encoder, decoder = turned.encoder, turned.decoder
     if not isinstance(encoder, CapsuleEncoder):
-        return turned  # a plain CNN has no pose to turn
+        return turned  # a plain CNN has no pose to rotate
     if found.poses.shape[1] > math.prod(decoder.image_shape):
-        return turned  # more values than pixels that they could change
+        return turned  # a pose has more values than there are pixels to change
     model, classes = TorchModel(network), len(decoder.labels)
     groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found]
     turns = rotations(model, groups, _deviation(model, found))
@@ -98,8 +98,11 @@ def aligned(network: Network, found: Poses) -> Network:
 
 
 def rotations(model: Model, groups: Sequence[Poses], unit: Tensor) -> Tensor:
-    """An orthogonal matrix for each group of poses: (groups, new axes, old axes). Which axis is for which measure is the same for
-    all, though a measure change little in one: a dimension has one name, and 1s, say, hardly lean."""
+    """An orthogonal matrix for each group of poses: (groups, new axes, old axes).
+
+    An axis is for the same measure in all groups, even in one where it changes little (1s, say, hardly lean), because a
+    dimension has one name.
+    """
     slopes = [_slopes(model, group, unit) for group in groups]
     steepness = torch.stack([measures.norm(dim=0) for measures, _ in slopes]).mean(dim=0)
     strongest = steepness.argsort(descending=True, stable=True)[: groups[0].poses.shape[1]]
@@ -108,7 +111,7 @@ def rotations(model: Model, groups: Sequence[Poses], unit: Tensor) -> Tensor:
 
 
 def _axes(measures: Tensor, pixels: Tensor) -> Tensor:
-    """New ones of old ones: first one for each of the measures, (size, chosen), then what else changes (size, pixels)."""
+    """New axes from old: first one for each of the measures (size, chosen), then those that change pixels (size, pixels) most."""
     directions = measures / measures.norm(dim=0).clamp(min=TINY)
     left, _, right = torch.linalg.svd(directions, full_matrices=False)
     first = left @ right  # Loewdin's rule: the orthonormal axes nearest to all directions at once, none preferred
@@ -118,7 +121,7 @@ def _axes(measures: Tensor, pixels: Tensor) -> Tensor:
 
 
 def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
-    """By how much measures and pixels change along each axis, by least squares over random small turns of all poses."""
+    """How much measures and pixels change along each axis: least squares over small random changes of all poses."""
     generator = torch.Generator().manual_seed(0)
     rest = model.reconstruct(found.poses, found.labels)
     before, size = measured(rest), found.poses.shape[1]
@@ -134,8 +137,10 @@ def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _deviation(model: Model, found: Poses) -> Tensor:
-    """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,). Where there is
-    none, as of one drawing of each class, nothing can be told in it."""
+    """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,).
+
+    Infinite where it is too small to see, as with one drawing of each class, so that effects in this unit are zero.
+    """
     values = measured(model.reconstruct(found.poses, found.labels))
     labels = found.labels.unique()
     variances = [values[found.labels == label].var(dim=0, correction=0) for label in labels]
@@ -144,7 +149,7 @@ def _deviation(model: Model, found: Poses) -> Tensor:
 
 
 def _named(effect: Tensor) -> Dimension:  # (n, measures)
-    """Of drawings that hardly differ a turn is thousands of deviations, which says nothing of the dimension."""
+    """Name a dimension by its effect; measures with effects above STRONGEST are ignored, since drawings hardly differ in them."""
     effect = effect.where(effect.abs().amax(dim=0) <= STRONGEST, 0.0)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
     (first, second), (most, _) = (found.tolist() for found in mean.abs().topk(2))

@@ -1,4 +1,4 @@
-"""What can go wrong in training, as errors whose text says what to do. The command line prints them without a traceback."""
+"""Errors of training, whose text says what to do; the command line prints it without a traceback."""
 
 from collections.abc import Iterable, Mapping
 from typing import TypeVar
@@ -7,7 +7,7 @@ T = TypeVar("T")
 
 
 class TrainingError(Exception):
-    """The base of all of them: exit status 2 unless a subclass says otherwise."""
+    """Base of these errors; the exit status is 2 unless a subclass sets another."""
 
     exit_status = 2
 
@@ -20,14 +20,14 @@ class UnknownNameError(TrainingError):
 
 
 def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
-    """What a table calls by this name."""
+    """Look up a name in a table, or raise an error that lists its names."""
     if name not in choices:
         raise UnknownNameError(what, name, choices)
     return choices[name]
 
 
 class SettingError(TrainingError):
-    """A number outside the range that makes sense."""
+    """A setting that is out of range, or does not fit the others or the machine."""
 
 
 class DataError(TrainingError):
@@ -35,11 +35,11 @@ class DataError(TrainingError):
 
 
 class CheckpointError(TrainingError):
-    """A checkpoint that is missing, of another config, or that could not be written."""
+    """A checkpoint that is missing, damaged, of another config, or could not be written."""
 
 
 class DivergedError(TrainingError):
-    """The loss stopped being a number."""
+    """The loss or a weight is no longer finite."""
 
     exit_status = 3
 
@@ -51,4 +51,4 @@ class StoppedError(TrainingError):
 
 
 class ExportError(TrainingError):
-    """The exported graph is not what the bundle contract asks for."""
+    """A bundle, or a figure, that cannot be made or written."""

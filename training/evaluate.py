@@ -1,6 +1,6 @@
-"""How good a network is, counted: error with its interval, per class, confusion, and how well it draws.
+"""Evaluates a network: its error with an interval and by class, confusions, and how well it draws.
 
-The same counting serves torch networks, ONNX bundles, validation during training and `captrain evaluate`.
+The same code serves torch networks, ONNX bundles, validation during training and `captrain evaluate`.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from training.data import Digits
 from training.networks import Encoding, Network
 from training.pairs import Batch, Partners, arrangement
 
-AT_ONCE = 32  # pictures: a network that had to be trained in small batches has no room for many
+AT_ONCE = 32  # pictures: a network that was trained in small batches for lack of memory has none for many
 Z_95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
 class Model(Protocol):
-    """What an encoder and a decoder can do together, whatever runs them. Tensors on the CPU in and out."""
+    """An encoder and a decoder, whatever runs them; arguments and results are tensors on the CPU."""
 
     def classify(self, images: Tensor) -> Encoding: ...
 
@@ -47,7 +47,7 @@ class TorchModel:
 
 
 def in_parts(encode: Callable[[Tensor], Encoding], images: Tensor) -> Encoding:
-    """All of the pictures (n, C, H, W), a few at a time."""
+    """Encode all of the pictures (n, C, H, W), a few at a time."""
     parts = [encode(some) for some in images.split(AT_ONCE)]
     return Encoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
@@ -56,8 +56,8 @@ def in_parts(encode: Callable[[Tensor], Encoding], images: Tensor) -> Encoding:
 class Evaluation:
     count: int
     errors: int
-    confusion: Tensor  # (classes, classes): rows are true, columns predicted; one object a picture only
-    reconstruction_error: float  # mean squared error a pixel, the picture against what its longest capsules draw
+    confusion: Tensor  # (classes, classes): rows are true, columns predicted; only for one object per picture
+    reconstruction_error: float  # mean squared error per pixel between the picture and what its longest capsules draw
 
     @property
     def error(self) -> float:
@@ -66,7 +66,7 @@ class Evaluation:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """Wilson's 95 % interval of the error, in per cent; right for few errors too."""
+        """Wilson's 95 % interval of the error, in per cent, which holds for few errors too."""
         n, p = self.count, self.errors / self.count
         centre, spread = p + Z_95**2 / (2 * n), Z_95 * (p * (1 - p) / n + Z_95**2 / (4 * n * n)) ** 0.5
         scale = 100.0 / (1 + Z_95**2 / n)
@@ -115,24 +115,24 @@ def hits(predicted: Tensor, labels: Tensor) -> Tensor:
 
 
 def poses_of(capsules: Tensor, classes: Tensor) -> Tensor:
-    """Of the capsules (batch, classes, pose) those of some classes (batch, objects): (batch, objects, pose)."""
+    """Select from capsules (batch, classes, pose) those of some classes (batch, objects): (batch, objects, pose)."""
     return torch.take_along_dim(capsules, classes.unsqueeze(-1), dim=1)
 
 
 def drawings_of(model: Model, capsules: Tensor, classes: Tensor) -> Tensor:
-    """Each of these objects by itself: (batch, objects, C, H, W)."""
+    """Draw each of these objects by itself: (batch, objects, C, H, W)."""
     flat = model.reconstruct(poses_of(capsules, classes).flatten(0, 1), classes.flatten())
     drawings: Tensor = flat.unflatten(0, classes.shape)
     return drawings
 
 
 def draw(model: Model, capsules: Tensor, classes: Tensor) -> Tensor:
-    """What the network believes it saw: the drawings of all objects laid over each other."""
+    """Draw what the network believes it saw: the drawings of all objects laid over each other."""
     return drawings_of(model, capsules, classes).sum(dim=1).clamp_max(1.0)
 
 
 def fixed_batches(digits: Digits, pairs: str, size: int = 250, augment: Augmentation = none, seed: int = 0) -> Iterator[Batch]:
-    """Every picture once and in order, unaltered if not asked otherwise; the same partners and changes each time."""
+    """Yield every picture once and in order, by default unaltered, with the same partners and changes on each call."""
     generator = torch.Generator().manual_seed(seed)
     arrange, partners = arrangement(pairs).arrange, Partners(digits)
     for start in range(0, len(digits), size):

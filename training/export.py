@@ -1,6 +1,6 @@
-"""A finished run -> a bundle: graphs, parity with torch, what is usual, an example to replay, the manifest.
+"""Exports a run as a bundle: graphs, parity with torch, what is usual, an example to replay, the manifest.
 
-Reads training and validation pictures only. The test set is `captrain evaluate`'s.
+Reads training and validation pictures only; the test set is left to `captrain evaluate`.
 """
 
 from __future__ import annotations
@@ -47,18 +47,18 @@ from training.quantise import int8, may_keep_capsules_float
 from training.runtime import OnnxModel
 from training.statistics import Statistics, usual
 
-PARITY = 1e-4  # the most that torch and ONNX Runtime may differ, with the same weights
+PARITY = 1e-4  # the most by which torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
-MISREAD = 20  # percent of validation pictures, from which verdicts that are made of them are not to be trusted
-ROUNDED = 1e-3  # root mean square by which int8 may move lengths for the layer that makes capsules to be in int8 as well
+MISREAD = 20  # percent of errors on validation pictures, above which verdicts based on them are not to be trusted
+ROUNDED = 1e-3  # largest root mean square change of lengths with which the layer that makes capsules is in int8 too
 CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
-TURNED = 2_000  # validation pictures whose poses are turned to see what each dimension does
+TURNED = 2_000  # validation pictures whose poses are moved to see what each dimension does
 EXAMPLES = 6
-FILLED = 0.9  # of what an example may hold, with pictures and drawings; lengths and capsules are few
+FILLED = 0.9  # share of EXAMPLE_LIMIT for pictures and drawings; lengths and capsules are small
 
 
 class _Findings(NamedTuple):
-    """What running its graphs tells of a bundle."""
+    """What running a bundle's graphs tells."""
 
     parity: float
     usual: Statistics
@@ -67,26 +67,26 @@ class _Findings(NamedTuple):
 
 
 def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> Bundle:
-    """Writes the bundle beside its place first, so that a failure leaves what was there."""
+    """Write the bundle into a temporary folder first, so that a failure leaves what was in its place."""
     check_name(folder.name)
     _check_is_bundle(folder)
-    data.expect(checkpoint.digest)  # it is measured on those held out from its own
+    data.expect(checkpoint.digest)  # measurements need the pictures that the run held out
     kept = _other_seeds(folder, checkpoint, say)
     done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
     if done < asked:
         say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # What cannot be cleared away when the new bundle stands is no reason to say that the old one does.
+        # Cleanup errors are ignored: once the new bundle is in place, they must not be reported as if the old one still were.
         with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".export-", ignore_cleanup_errors=True) as work:
             draft = Path(work) / folder.name
             draft.mkdir()
             findings = _build(checkpoint, data, draft, quantised, say)
             written = bundle.write(draft, _manifest(checkpoint, data, findings, kept))
             for variant in written.manifest.variants:
-                written.example(variant)  # which a service asks for
-            _swap(draft, folder, aside=Path(work) / "before")  # which goes with the temporary folder, once the new one stands
-    except OSError as error:  # of a full disk some say no file's name
+                written.example(variant)  # raises unless a service can read it
+            _swap(draft, folder, aside=Path(work) / "before")  # deleted with the temporary folder
+    except OSError as error:  # on a full disk, some name no file
         raise ExportError(f"could not write {folder}: {error.strerror or error}; what stood there is as it was") from error
     made = bundle.read(folder)
     if not made.manifest.boxed:
@@ -95,7 +95,7 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
 
 
 def _check_is_bundle(folder: Path) -> None:
-    """Or nothing: what stands in the bundle's place goes, and manifest.json is the name of other things' manifests too."""
+    """Raise if a folder is there that is no bundle, since it would be replaced; other programs have a manifest.json too."""
     if not folder.exists():
         return
     if not (folder / MANIFEST).exists():
@@ -106,7 +106,7 @@ def _check_is_bundle(folder: Path) -> None:
 
 
 def _swap(draft: Path, folder: Path, aside: Path) -> None:
-    """The draft into the folder's place. What stands there is put aside, and back again if the draft does not come."""
+    """Move the draft to `folder`; what is there is moved aside first, and moved back if that fails."""
     try:
         if folder.exists():
             folder.rename(aside)
@@ -118,7 +118,7 @@ def _swap(draft: Path, folder: Path, aside: Path) -> None:
 
 
 def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None]) -> tuple[OtherSeed, ...]:
-    """What the bundle to be replaced knows of seeds beside this run's: their weights are gone, they cannot be had again."""
+    """What the bundle to be replaced knows of other seeds, whose weights are gone, so that it cannot be measured again."""
     if not folder.exists():
         return ()
     try:
@@ -154,14 +154,14 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
 
 
 def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> _Findings:
-    """The graphs and the example into the folder, and what was found by running them."""
+    """Write the graphs and the example into the folder, and return what running them tells."""
     config, settings = checkpoint.config, checkpoint.config.training
     learn, validation = data.split(settings.validation)
     network = graphs.storable(_turned(_finite(checkpoint), _samples(validation, settings), config, say))
     say("writing encoder.onnx and decoder.onnx")
     models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None, say)
     worst = parity(network, models["fp32"], config.network.image_shape)
-    if not worst <= PARITY:  # a NaN is not
+    if not worst <= PARITY:  # NaN fails too
         raise ExportError(f"torch and ONNX Runtime differ by {worst:.5g}; expected at most {PARITY}; has it learned anything?")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
     findings = _measure(models, validation, settings, data.classes, worst)
@@ -174,7 +174,7 @@ def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
 
 
 def _turned(trained: Network, samples: Iterator[Batch], config: Config, say: Callable[[str], None]) -> Network:
-    """With pose axes that mean something, if turning them changes no answer: a routing of one's own may look at single axes."""
+    """Rotate pose axes to give them a meaning, unless that changes answers: a custom routing may look at single axes."""
     turned = aligned(trained, poses_of_objects(TorchModel(trained), samples))
     images = torch.rand(PARITY_BATCHES[-1], *config.network.image_shape, generator=torch.Generator().manual_seed(0))
     before, after = (TorchModel(network).classify(images).lengths for network in (trained, turned))
@@ -186,7 +186,7 @@ def _turned(trained: Network, samples: Iterator[Batch], config: Config, say: Cal
 
 
 def _finite(checkpoint: Checkpoint) -> Network:
-    """What a run has learned, which must be numbers."""
+    """Return the run's network, or raise if a weight is not finite."""
     network = checkpoint.restored()
     if not all(bool(weights.isfinite().all()) for weights in network.state_dict().values()):
         raise ExportError("expected finite weights, found some that are not: this run has nothing to export")
@@ -196,7 +196,7 @@ def _finite(checkpoint: Checkpoint) -> Network:
 def _measure(
     models: Mapping[Variant, OnnxModel], validation: Digits, settings: Training, classes: tuple[str, ...], worst: float
 ) -> _Findings:
-    """By ONNX Runtime, as the service will run them."""
+    """Measure the models on ONNX Runtime, as the service will run them."""
     batches = partial(fixed_batches, validation, settings.pairs)
     for variant, model in models.items():
         strange = sum(int((~model.classify(batch.images).lengths.isfinite().all(dim=1)).sum()) for batch in batches())
@@ -213,7 +213,7 @@ def _measure(
 
 
 def _manifest(checkpoint: Checkpoint, data: DataSet, findings: _Findings, other_seeds: tuple[OtherSeed, ...]) -> dict[str, Any]:
-    """The manifest's values, but for those that the bundle's folder itself tells."""
+    """The manifest's values, except for those that bundle.write takes from the folder itself."""
     config, net = checkpoint.config, checkpoint.config.network
     pairs = arrangement(config.training.pairs)
     return {
@@ -242,7 +242,7 @@ def write_graphs(
     calibration: Tensor | None,
     say: Callable[[str], None] = lambda _: None,
 ) -> dict[Variant, OnnxModel]:
-    """The graph files of a bundle, opened again by ONNX Runtime; int8 too where calibration pictures are given."""
+    """Write the graph files of a bundle, int8 too if calibration pictures are given, and open them with ONNX Runtime."""
     encoder = graphs.encoder_graph(network, config)
     graphs.save_halved(graphs.decoder_graph(network, config), folder / DECODER_FILE)
 
@@ -262,7 +262,7 @@ def write_graphs(
 
 
 def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]) -> float:
-    """Largest difference over all outputs, for small batches of random pictures and a blank one; NaN if one of them is."""
+    """Largest difference over all outputs, for small batches of random pictures and a blank one; NaN if any difference is."""
     generator, reference = torch.Generator().manual_seed(0), TorchModel(network)
     differences = []
     for count in PARITY_BATCHES:
@@ -282,7 +282,7 @@ def calibration_pictures(learn: Digits, settings: Training) -> Tensor:
 
 
 def _samples(validation: Digits, settings: Training) -> Iterator[Batch]:
-    """Validation pictures as varied as training made them: their poses show what each dimension does."""
+    """Validation pictures augmented as in training, whose poses show what each dimension does."""
     return fixed_batches(validation.sample(TURNED), settings.pairs, augment=AUGMENTATIONS[settings.augment])
 
 
@@ -296,8 +296,10 @@ def measurement(evaluation: Evaluation) -> Measured:
 
 
 def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
-    """Adds test figures to a bundle's manifest, its own and by seed those of others, beside what is known of yet others; its
-    graphs, version and fingerprint stay."""
+    """Add test results to a bundle's manifest: its own, and by seed those of `others`, which join or replace the seeds known.
+
+    Its graphs, version and fingerprint stay the same.
+    """
     metrics, count = made.manifest.metrics, measured["fp32"].count
     seeds = {each.seed: each for each in metrics.other_seeds if each.test.count == count}  # else of other test pictures
     seeds |= {seed: OtherSeed(seed=seed, test=_rate(evaluation)) for seed, evaluation in others.items()}
@@ -314,7 +316,7 @@ def _rate(evaluation: Evaluation) -> ErrorRate:
 
 
 def _record(checkpoint: Checkpoint) -> dict[str, Any]:
-    """How the weights came to be."""
+    """The manifest's record of how the weights were trained."""
     network = checkpoint.restored()
     return {
         "epochs": len(checkpoint.history),
@@ -330,13 +332,13 @@ def _record(checkpoint: Checkpoint) -> dict[str, Any]:
 
 
 def _write_example(models: dict[Variant, OnnxModel], prototypes: Tensor, folder: Path) -> None:
-    """The prototypes' drawings in, what each encoder makes of them out: pictures of our own, not of the data set.
+    """Write the prototypes' drawings with the outputs of each encoder for them, so that no picture of the data set is shipped.
 
-    Every other lies over the one before it: so much ink makes sums that overflow where a processor's int8 arithmetic does.
+    Every second drawing is laid over the one before it: with so much ink, sums overflow on processors whose int8 arithmetic can.
     """
     poses, classes = prototypes[:EXAMPLES], torch.arange(len(prototypes))[:EXAMPLES]
     drawings = models["fp32"].reconstruct(poses, classes)
-    few = max(1, int(FILLED * bundle.EXAMPLE_LIMIT) // (2 * drawings[0].nbytes))  # of large pictures, each drawn once
+    few = max(1, int(FILLED * bundle.EXAMPLE_LIMIT) // (2 * drawings[0].nbytes))  # of large pictures, with a drawing each
     poses, classes, drawings = poses[:few], classes[:few], drawings[:few]
     images = drawings.clone()
     images[1::2] = (drawings[1::2] + drawings[:-1:2]).clamp(max=1)
@@ -345,7 +347,7 @@ def _write_example(models: dict[Variant, OnnxModel], prototypes: Tensor, folder:
     for variant, model in models.items():
         encoding = model.classify(images)
         outputs |= {f"lengths.{variant}": encoding.lengths, f"capsules.{variant}": encoding.capsules}
-    # Outputs to 1/8192: far finer than any replay tolerance, and half the bytes.
+    # Outputs are rounded to 1/8192: far finer than any replay tolerance, and half the bytes.
     arrays = {"images": images, "poses": poses, "classes": classes}
     arrays |= {name: (values * 8192).round() / 8192 for name, values in outputs.items()}
     np.savez_compressed(folder / EXAMPLE, allow_pickle=False, **{name: values.numpy() for name, values in arrays.items()})

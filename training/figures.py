@@ -1,5 +1,7 @@
-"""The paper's pictures as PNG files, from any Model: reconstructions right and wrong, pairs taken apart,
-the perturbation sheet, the curves."""
+"""Draws the paper's figures as PNG files, from any Model.
+
+They are reconstructions of pictures classified correctly and not, separated pairs, the perturbation sheet, and curves.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,8 @@ from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 
 DELTAS = torch.linspace(-REACH, REACH, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
-SHOWN = 10  # pictures a row
-WORDS = 14  # letters of a title a line: as wide as a picture
+SHOWN = 10  # pictures per row
+WORDS = 14  # letters per line of a title: as wide as a picture
 
 
 def figures(
@@ -34,7 +36,7 @@ def figures(
     history: Sequence[dict[str, float]],
     out: Path,
 ) -> list[Path]:
-    """Writes all figures that there is something to draw for, and says which."""
+    """Write all figures for which there is something to draw, and return their paths."""
     batches = list(pictures)
     if not batches:
         raise ExportError("there is nothing to draw: the network names no drawing as it named its picture; train it further")
@@ -49,7 +51,7 @@ def figures(
     }
     contents = {name: _png(figure) for name, figure in drawn.items() if figure is not None}
     try:
-        out.mkdir(parents=True, exist_ok=True)  # all are drawn by now: what fails before leaves the old ones as they are
+        out.mkdir(parents=True, exist_ok=True)  # after all are drawn, so that a failure to draw leaves old files alone
     except OSError as error:
         raise ExportError(f"could not make the folder {out}: {error.strerror}; choose another --out") from error
     for name, content in contents.items():
@@ -66,9 +68,9 @@ def _png(figure: Figure) -> bytes:
 
 
 def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
-    """The same with each picture as the network draws what it believes it saw: none of it is the data set's own.
+    """Replace each picture by what the network draws for it, so that nothing of the data set is shown.
 
-    Where it names its drawing otherwise than the picture, the drawing is no likeness, and both are left out.
+    If the network classifies its drawing differently from the picture, the drawing is no likeness, and both are left out.
     """
     for batch in batches:
         encoding = model.classify(batch.images)
@@ -80,7 +82,7 @@ def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 
 def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, ...], right: bool) -> Figure | None:
-    """The first pictures named rightly (or wrongly) over what the network draws of what it believes: (label, prediction)."""
+    """The first pictures classified correctly (or wrongly), above what the network draws for what it believes they are."""
     inputs, labels, predictions, drawings = (torch.cat(part)[:SHOWN] for part in _picked(model, batches, right))
     if not len(inputs):
         return None
@@ -95,7 +97,7 @@ def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, 
 
 
 def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None:
-    """Figure 5: pairs over what each of the two longest capsules draws, one in red and one in green, then each by itself."""
+    """Figure 5: pairs above what their two longest capsules draw, one in red and one in green, first together, then apart."""
     if batch.labels.shape[1] == 1:
         return None
     images, labels = batch.images[:SHOWN], batch.labels[:SHOWN]
@@ -120,10 +122,10 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
 
 
 def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensions: Sequence[Dimension]) -> Figure | None:
-    """Figure 4: each row one pose dimension, moved in steps as far as the paper does, of the object that shows the names best."""
+    """Figure 4: each row moves one pose dimension, in the paper's steps, of the object that shows the names best."""
     found = poses_of_objects(model, [batch])
     if found.poses.shape[1] == 1:
-        return None  # a plain CNN has no pose to turn
+        return None  # a plain CNN has no pose to move
     chosen = plainest(model, found, dimensions) if dimensions else 0
     pose, label = found.poses[chosen], int(found.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
@@ -136,7 +138,7 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
         _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
         _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
-    above = figure.subplotpars.top + 0.48 / height  # the deltas' own line is between
+    above = figure.subplotpars.top + 0.48 / height  # leaves a line for the deltas
     figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=above, fontsize=10, parse_math=False)
     return figure
 
@@ -152,7 +154,7 @@ def curves(history: Sequence[dict[str, float]]) -> Figure | None:
         (error, "training_error", "training (augmented)"),
         (error, "validation_error", "validation"),
     ):
-        axes.plot(epochs, [row[key] or math.nan for row in history], label=label, marker=".")  # no logarithm of 0 %
+        axes.plot(epochs, [row[key] or math.nan for row in history], label=label, marker=".")  # 0 % has no logarithm
     for axes, unit in ((loss, "loss"), (error, "error, %")):
         axes.set(xlabel="epoch", ylabel=unit, yscale="log")
         axes.grid(alpha=0.3, which="both")
@@ -161,7 +163,7 @@ def curves(history: Sequence[dict[str, float]]) -> Figure | None:
 
 
 def _picked(model: Model, batches: Sequence[Batch], right: bool) -> list[tuple[Tensor, ...]]:
-    """Inputs, labels, predictions and drawings of the pictures that were named rightly, or wrongly."""
+    """Inputs, labels, predictions and drawings of the pictures that were classified correctly, or wrongly."""
     parts = []
     for batch in batches:
         encoding = model.classify(batch.images)

@@ -1,6 +1,6 @@
-"""Network -> ONNX graphs: one encoder and one decoder, as service.bundle's specs say, with nothing dynamic but the batch.
+"""Exports a network to two ONNX graphs, encoder and decoder, that meet service.bundle's specs; only the batch is dynamic.
 
-Knows nothing of runs, data or manifests.
+Independent of runs, data and manifests.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from training.errors import ExportError
 from training.networks import Encoding, Network
 
 OPSET = 20
-FORBIDDEN = frozenset(("Loop", "If", "Scan", "Shape"))  # control flow stops CUDA graphs; a Shape chain lands on the CPU
-HALVED_FROM = 64  # values; smaller tensors stay as they are, a Cast would weigh more than it saves
+FORBIDDEN = frozenset(("Loop", "If", "Scan", "Shape"))  # control flow rules out CUDA graphs; a Shape chain runs on the CPU
+HALVED_FROM = 64  # values; smaller tensors stay as they are, since a Cast would take more space than it saves
 
 
 class _Encoder(nn.Module):
-    """The encoder with a plain tuple for output, which is what the exporter names."""
+    """The encoder with a plain tuple as output, whose elements the exporter names."""
 
     def __init__(self, encoder: nn.Module) -> None:
         super().__init__()
@@ -62,11 +62,11 @@ def decoder_graph(network: Network, config: CapsuleNet | PlainNet) -> onnx.Model
 
 
 def save_halved(graph: onnx.ModelProto, path: Path) -> None:
-    """Writes a graph with its large weights as float16 and a Cast after each; ONNX Runtime folds those away at load."""
+    """Write a graph with its large weights as float16 and a Cast after each; ONNX Runtime folds the Casts away at load."""
     graph = copy.deepcopy(graph)
     casts = []
     quantising = [node for node in graph.graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
-    scales = {node.input[1] for node in quantising}  # down to 1e-6, where float16 has few digits
+    scales = {node.input[1] for node in quantising}  # as small as 1e-6, where float16 has few digits
     for weights in graph.graph.initializer:
         values = numpy_helper.to_array(weights)
         if values.dtype != np.float32 or values.size < HALVED_FROM or weights.name in scales:
@@ -85,7 +85,7 @@ def save_halved(graph: onnx.ModelProto, path: Path) -> None:
 def _graph(module: nn.Module, example: tuple[Tensor, ...], spec: GraphSpec) -> onnx.ModelProto:
     logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # it lists packages we do not use
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", category=FutureWarning)  # torch's exporter about torch's own internals
+        warnings.filterwarnings("ignore", category=FutureWarning)  # from torch's exporter, about torch's own internals
         warnings.filterwarnings("ignore", message=".*axis name: N will not be used.*")
         program = torch.onnx.export(
             module.eval(),
@@ -104,7 +104,7 @@ def _graph(module: nn.Module, example: tuple[Tensor, ...], spec: GraphSpec) -> o
     if found:
         raise ExportError(f"the exported graph holds {', '.join(found)}: expected unrolled routing and constant shapes")
     del graph.graph.metadata_props[:]
-    for node in graph.graph.node:  # stack traces: the exporter's machine is nobody's business
+    for node in graph.graph.node:  # stack traces, which would reveal the machine it was exported on
         del node.metadata_props[:]
         node.doc_string = ""
     return graph

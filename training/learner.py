@@ -1,6 +1,6 @@
-"""A network that learns: its weights, their average, the optimizers and their rates; a step for a batch.
+"""A network in training: its weights, their average, the optimizers and their rates; one step per batch.
 
-Knows no data set, no epochs and no files. What it is made of comes out of a checkpoint and goes into one.
+Independent of data sets, epochs and files. Its state comes from a checkpoint and is stored in one.
 """
 
 from __future__ import annotations
@@ -43,24 +43,24 @@ class Learner:
 
     @property
     def result(self) -> Network:
-        """The network to use: the averaged weights where an average is kept."""
+        """The network to use: the averaged weights if an average is kept."""
         return self.network if self.average is None else self.average.network
 
     @property
     def rate(self) -> float:
-        """Of the last step."""
+        """Adam's learning rate in the last step."""
         rate: float = self.optimizers["adam"].param_groups[0]["lr"]
         return rate
 
     @property
     def sound(self) -> bool:
-        """Whether all weights are numbers."""
+        """Whether all weights are finite."""
         return all(bool(weights.isfinite().all()) for weights in self.network.parameters())
 
     def step(self, batch: Batch, number: int, progress: float, weight: float) -> tuple[Tensor, Tensor]:
-        """One update of the weights: of the run the `number`th, `progress` into its cycle, the batch's loss times `weight`.
+        """Update the weights in step `number` of the run, at `progress` of its cycle, with the batch's loss times `weight`.
 
-        Gives the loss itself, and of each picture whether it was named rightly: (batch,).
+        Returns the loss itself and, for each picture, whether it was classified correctly: (batch,).
         """
         rate = self.schedule(progress, self.settings)
         for group in chain.from_iterable(each.param_groups for each in self.optimizers.values()):
@@ -92,7 +92,7 @@ class Learner:
 
 
 def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
-    """Adam for all weights, or Muon for matrices and Adam for the rest; groups by how fast they learn, at most."""
+    """Adam for all weights, or Muon for matrices and Adam for the rest, with a group for each highest learning rate."""
     settings = config.training
     votes, inner = transforms(network), convolutions(network) if settings.muon else []
     special = {id(weights) for weights in (*votes, *inner)}
@@ -111,7 +111,7 @@ def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
 
 
 def _placed(network: Network, place: Place) -> Any:
-    """The network as it is called in training: compiled on a GPU, its gradients shared with the other processes."""
+    """The network to call in training: compiled on a GPU, with gradients shared between processes."""
     if place.device.type == "cuda" and compiles():
         network.compile()
     elif place.device.type == "cuda" and place.leads:

@@ -1,4 +1,4 @@
-"""What a network is asked to do: class losses on capsule lengths, and the drawing's distance from the picture."""
+"""Losses: class losses on capsule lengths, and the distance of drawings from pictures."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ PRESENT, ABSENT, ABSENT_WEIGHT = 0.9, 0.1, 0.5  # m+, m- and lambda of Sabour et
 
 
 def margin(lengths: Tensor, labels: Tensor) -> Tensor:
-    """Capsules of classes that are there longer than 0.9, the others shorter than 0.1; any number of objects a picture."""
+    """Wants capsules of present classes longer than 0.9, the others shorter than 0.1; any number of objects per picture."""
     present = multi_hot(lengths, labels)
     short = (PRESENT - lengths).relu().square()
     long = (lengths - ABSENT).relu().square()
@@ -17,10 +17,11 @@ def margin(lengths: Tensor, labels: Tensor) -> Tensor:
 
 
 def contrast(lengths: Tensor, labels: Tensor) -> Tensor:
-    """The margin loss, and how surprising it is that these classes are there if a capsule's share of all n^2 were its chance.
+    """The margin loss plus a cross entropy, in which the probability of a class is its capsule's share of the sum of all n^2.
 
-    n is a capsule's length before squash, so n^2 goes as length / (1 - length). The margin loss alone hardly moves capsules
-    near 0 and 1; this one goes on until the right ones outweigh the others, and learns the same from fewer pictures at first.
+    n is a capsule's length before squash, so n^2 is proportional to length / (1 - length). The margin loss alone hardly moves
+    capsules near 0 and 1; this one goes on until the right ones outweigh the others, and at first needs fewer pictures to learn
+    the same.
     """
     kept = lengths.clamp(1e-4, 1 - 1e-4)
     surprise = -(kept / (1 - kept)).log().log_softmax(dim=1).gather(1, labels)  # (batch, objects)
@@ -28,7 +29,7 @@ def contrast(lengths: Tensor, labels: Tensor) -> Tensor:
 
 
 def cross_entropy(probabilities: Tensor, labels: Tensor) -> Tensor:
-    """For the softmax baseline, which hands out probabilities."""
+    """For the softmax baseline, whose outputs are probabilities."""
     present = multi_hot(probabilities, labels)
     return -(present * probabilities.clamp_min(1e-8).log()).sum(dim=1).mean()
 
@@ -37,7 +38,7 @@ LOSSES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {"margin": margin, "cont
 
 
 def reconstruction(drawings: Tensor, targets: Tensor) -> Tensor:
-    """Squared error summed over pixels and objects, (batch, objects, C, H, W) both, mean over the batch."""
+    """Squared error between two (batch, objects, C, H, W): summed over pixels and objects, averaged over the batch."""
     return (drawings - targets).square().flatten(1).sum(dim=1).mean()
 
 

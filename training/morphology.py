@@ -1,7 +1,7 @@
-"""What a drawn digit looks like, in numbers: how thick, slanted, wide, high and round it is, and where it lies.
+"""Measures of a drawn digit: how thick, slanted, wide, high and round it is, and where it lies.
 
-Computed from sums over pixels, so they change smoothly with the picture. Morpho-MNIST (Castro et al. 2019) measures
-the same things on skeletons; these need none. Knows no network.
+They are computed from sums over pixels, so they change smoothly with the picture. Morpho-MNIST (Castro et al. 2019)
+measures the same things on skeletons, which are not needed here. Independent of networks.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-TINY = 1e-6  # ink of an empty picture
+TINY = 1e-6  # ink of an empty picture, to avoid division by zero
 
 
 class Spread(NamedTuple):
-    """How the ink of each picture lies, in pixels."""
+    """Where the ink of each picture lies and how far it spreads, in pixels."""
 
-    centre_across: Tensor  # (n,), and so the next four
+    centre_across: Tensor  # (n,), as are all others
     centre_down: Tensor
     variance_across: Tensor
     variance_down: Tensor
@@ -43,7 +43,7 @@ def spread(images: Tensor) -> Spread:  # (n, C, H, W)
 
 
 def stroke_thickness(images: Tensor) -> Tensor:
-    """Twice the ink over the length of its outline: a stroke of width w and length l has w l of one and 2 l of the other."""
+    """Twice the ink divided by the length of its outline: a stroke of width w and length l has ink w l and outline 2 l."""
     ink = images.clamp_min(0)
     down, across = ink.diff(dim=2, append=ink[:, :, -1:]), ink.diff(dim=3, append=ink[..., -1:])
     outline = (down.square() + across.square() + TINY**2).sqrt().sum(dim=(1, 2, 3))
@@ -57,7 +57,7 @@ def slant(images: Tensor) -> Tensor:
 
 
 def width(images: Tensor) -> Tensor:
-    """Spread across, less what the slant adds."""
+    """Horizontal spread without the part that the slant adds."""
     found = spread(images)
     return (found.variance_across - found.covariance.square() / found.variance_down).clamp_min(TINY).sqrt()
 
@@ -67,7 +67,7 @@ def height(images: Tensor) -> Tensor:
 
 
 def roundness(images: Tensor) -> Tensor:
-    """How far from the middle the ink lies, whatever the size: a ring has 1, a disc 0.94, a straight stroke 0.87."""
+    """How far the ink lies from its centre, relative to its size: a ring has 1, a disc 0.94, a straight stroke 0.87."""
     return spread(images).distance / 2**0.5
 
 

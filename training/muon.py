@@ -1,8 +1,9 @@
-"""Muon (Jordan et al. 2024): steps as long in every direction, for weights that are matrices. Knows no network.
+"""Muon (Jordan et al. 2024): steps of the same length in every direction, for weights that are matrices.
 
-Adam's steps are as long for every single weight, and most of a matrix then moves along the few directions that its gradient is
-large in. Here the gradient's average is replaced by the orthogonal matrix next to it, which moves all directions alike. torch's
-own Muon wants parameters that are matrices; ours are stacks of them, convolutions and the transformations of capsules.
+Adam's steps have the same length for every single weight, so a matrix moves mostly along the few directions in which its
+gradient is large. Here the gradient's average is replaced by the nearest orthogonal matrix, which moves all directions alike.
+torch's own Muon requires parameters that are matrices; ours are convolutions and stacks of matrices, the transformations of
+capsules. Independent of networks.
 """
 
 from __future__ import annotations
@@ -16,18 +17,21 @@ from torch.optim import Optimizer
 
 MOMENTUM = 0.9
 STEPS = 5
-QUINTIC = 3.4445, -4.7750, 2.0315  # of Newton and Schulz's iteration: singular values soon are between 0.7 and 1.2
+QUINTIC = 3.4445, -4.7750, 2.0315  # of the Newton-Schulz iteration, which soon brings singular values between 0.7 and 1.2
 
 
 class Muon(Optimizer):
-    """Of each group `columns` says how wide its matrices are: 0 for convolutions (out, in, k, k), which are one matrix each,
-    else for stacks (..., rows, m * columns) of matrices, m beside each other."""
+    """The optimizer; `columns` of a group says how wide its matrices are.
+
+    It is 0 for convolutions (out, in, k, k), which are one matrix each; other weights are stacks (..., rows, m * columns) of
+    matrices, m side by side.
+    """
 
     def __init__(self, groups: Iterable[dict[str, Any]], lr: float) -> None:
         super().__init__(groups, {"lr": lr, "columns": 0})
 
     @torch.no_grad()
-    def step(self) -> None:  # type: ignore[override]  # without a closure, which nobody here has
+    def step(self) -> None:  # type: ignore[override]  # takes no closure, which nothing here has
         for group in self.param_groups:
             for weights in group["params"]:
                 state = self.state[weights]
@@ -39,19 +43,19 @@ class Muon(Optimizer):
 
 
 def _direction(values: Tensor, columns: int) -> Tensor:
-    """What is orthogonal next to each matrix, in the shape of the weights."""
+    """The orthogonal matrix nearest to each matrix, in the shape of the weights."""
     if columns:
         apart = values.unflatten(-1, (-1, columns)).transpose(-3, -2)  # (..., m, rows, columns)
         return orthogonal(apart).transpose(-3, -2).flatten(-2)
-    lying = values.movedim(1, -1)  # as kernels lie in memory
+    lying = values.movedim(1, -1)  # the order of kernels in memory
     return orthogonal(lying.flatten(1)).view(lying.shape).movedim(-1, 1)
 
 
 def orthogonal(matrices: Tensor) -> Tensor:
-    """(..., m, n) -> the same, about U V' where they were U S V'.
+    """Turn matrices (..., m, n), whose singular value decomposition is U S V', into about U V'.
 
-    Every step multiplies a matrix by a polynomial of its own small Gram matrix. So the steps are taken with that alone, and of
-    their product there is one with the matrix, which for the large convolution of `paper` is 81 times as wide as high.
+    Every step multiplies a matrix by a polynomial of its own small Gram matrix. So all steps are computed from that one alone,
+    and the matrix is multiplied once, by their product. For the large convolution of `paper` it is 81 times as wide as high.
     """
     if matrices.shape[-2] > matrices.shape[-1]:
         return orthogonal(matrices.mT).mT

@@ -1,6 +1,6 @@
-"""Config -> network: an encoder (images -> lengths, capsules) and a decoder (poses, classes -> images).
+"""Builds a network from a config: an encoder (images -> lengths, capsules) and a decoder (poses, classes -> images).
 
-The two halves are what a bundle holds. Knows nothing of losses, data or files.
+A bundle holds these two halves. Independent of losses, data and files.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class CapsuleEncoder(nn.Module):
         votes = self.routed.votes(self.primary(self.stem(images)))
         capsules = heard = self.routed(votes)
         if self.training and self.dropout.p:
-            # While some are silent the others must know the class; the pose that is drawn is of all, else drawings blur.
+            # While some are silent the others must find the class; the pose to draw comes from all, else drawings blur.
             voices = self.dropout(votes.new_ones(votes.shape[0], votes.shape[2]))
             heard = self.routed(votes, voices)
         return Encoding(lengths(heard), capsules)
@@ -62,7 +62,7 @@ class PlainEncoder(nn.Module):
 
 
 class Decoder(nn.Module):
-    """One capsule's pose, all others masked with zeros or left out -> the picture it stands for."""
+    """Draws a picture from one capsule's pose; all others are masked with zeros or left out."""
 
     labels: Tensor  # (classes,): 0, 1, 2, ...
 
@@ -99,7 +99,7 @@ class Network(nn.Module):
         self.plain = isinstance(config, PlainNet)
 
     def forward(self, images: Tensor, labels: Tensor) -> tuple[Encoding, Tensor]:
-        """Labels (batch, objects) -> what the encoder says, and a drawing of each labelled object (batch, objects, C, H, W)."""
+        """Encode images, and draw each object in `labels` (batch, objects): (batch, objects, C, H, W)."""
         encoding = self.encoder(images)
         poses = torch.take_along_dim(encoding.capsules, labels.unsqueeze(-1), dim=1).flatten(0, 1)
         if self.plain:  # a CNN to compare with must not learn from the drawing
@@ -127,7 +127,7 @@ def transforms(module: nn.Module) -> list[nn.Parameter]:
 
 
 def convolutions(module: nn.Module) -> list[Tensor]:
-    """The kernels that see features: not the first, which sees pixels, nor those that see one channel each."""
+    """Kernels of convolutions on features: not the first, which sees pixels, nor those of a depthwise one."""
     found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
     return [part.weight for part in found[1:] if part.groups == 1]
 
@@ -137,7 +137,7 @@ def parameters(module: nn.Module) -> int:
 
 
 def _probe(layers: nn.Module, image_shape: tuple[int, int, int]) -> torch.Size:
-    """The shape that comes out, by asking the layers themselves; eval mode so that batch norm keeps its statistics."""
+    """The layers' output shape, found by running them, in eval mode so that batch norm keeps its statistics."""
     with torch.no_grad():
         try:
             out = layers.eval()(torch.zeros(1, *image_shape))

@@ -1,7 +1,7 @@
-"""Batches of one digit a picture, or of two, made on the fly from the same data.
+"""Makes batches with one digit per picture or two, on the fly from the same data.
 
-A batch says which objects are in each picture and what the decoder should draw of each, so that one digit
-and two are trained and judged by the same code.
+A batch says which objects are in each picture and what the decoder should draw for each, so that the same code
+trains and evaluates both kinds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Partners:
 
     @cached_property
     def classes(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Pictures in the order of their class; the classes present; where each begins in that order; how many it has."""
+        """Indices of pictures sorted by class; the classes present; where each begins in that order; how many pictures it has."""
         order = self.digits.labels.argsort(stable=True)
         present, counts = self.digits.labels.unique(return_counts=True)
         if len(present) < 2:
@@ -44,7 +44,7 @@ class Partners:
         return order, present, counts.cumsum(0) - counts, counts
 
     def of_another_class(self, labels: Tensor, generator: Generator) -> Digits:
-        """For each label a picture of some other class, all classes equally likely."""
+        """Pick for each label a picture of another class, all other classes equally likely."""
         order, present, starts, counts = self.classes
         step = torch.randint(1, len(present), labels.shape, generator=generator, device=labels.device)
         chosen = (torch.searchsorted(present, labels) + step) % len(present)
@@ -59,7 +59,7 @@ def single(digits: Digits, partners: Partners, augment: Augmentation, generator:
 
 def overlapping(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> Batch:
     """Sabour et al. 2017, section 6: two digits of different classes on one 36x36 canvas, each shifted up to 4 pixels."""
-    augment = none if augment is shift else augment  # it shifts already
+    augment = none if augment is shift else augment  # both are shifted below anyway
     margin = (OVERLAP_SHIFT,) * 4
     both = _two(digits, partners, augment, generator)
     moves = [moved(F.pad(images, margin), OVERLAP_SHIFT, generator) for images, _ in both]
@@ -82,7 +82,7 @@ class Arrangement:
     arrange: Arrange
     objects: int
     canvas: Callable[[int, int], tuple[int, int]]  # height and width of one digit -> of the picture
-    boxed: bool = True  # both within the box in the middle that the service fits ink into
+    boxed: bool = True  # whether both lie in the central box that the service fits ink into
 
 
 ARRANGEMENTS: dict[str, Arrangement] = {
@@ -97,12 +97,12 @@ def arrangement(name: str) -> Arrangement:
 
 
 def scaled(images: Tensor) -> Tensor:
-    """Bytes as they lie in the files -> [0, 1]."""
+    """Scale bytes, as in the files, to [0, 1]."""
     return images.float() / 255.0
 
 
 def _two(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> list[tuple[Tensor, Tensor]]:
-    """The pictures and their partners, augmented alike, each with its labels."""
+    """The pictures and their partners, both augmented, each with its labels."""
     others = partners.of_another_class(digits.labels, generator)
     return [(augment(scaled(each.images), generator), each.labels) for each in (digits, others)]
 

@@ -1,9 +1,9 @@
-"""A folder of pictures -> arrays: train/ and test/ with a subfolder for each class, named as the class is.
+"""Reads a folder of pictures into arrays: train/ and test/ with a subfolder for each class, named after it.
 
     train/cat/1.png, train/dog/1.png, ..., test/cat/1.png, ...
 
-All of one size, and all grey or all in colour, as the first is. Where no pixel of any of them has a colour they are grey, however
-they lie in files: many programs write RGB.
+All must have the size of the first and be grey or in colour as it is. If no pixel of any of them has a colour, they count as grey
+in whatever mode they are stored, since many programs write RGB.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from tqdm import tqdm
 from training.errors import DataError
 from training.sources import PARTS
 
-MOST_FAULTS = 10  # that are told at once, of files that all have to be mended or moved away
+MOST_FAULTS = 10  # that are reported at once, since all such files have to be repaired or moved away
 OPAQUE = 255  # of an alpha channel
-MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}  # as pictures lie in files -> grey or colour
+MODES = {"1": "L", "L": "L", "P": "RGB", "RGB": "RGB"}  # modes of pictures in files -> grey or colour
 
 
 @dataclass(frozen=True)
 class Pictures:
     images: NDArray[np.uint8]  # (n, C, H, W)
-    labels: NDArray[np.int64]  # (n,), places in the list of classes
+    labels: NDArray[np.int64]  # (n,), indices into the list of classes
 
 
 def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
-    """The classes, and the pictures to train and to test with."""
+    """Return the classes, the training pictures and the test pictures."""
     classes = tuple(sorted({_name(path) for path in _visible(folder / PARTS[0]) if path.is_dir()}))
     if len(classes) < 2:
         raise DataError(f"{folder / PARTS[0]}: expected a subfolder for each of at least two classes, found {len(classes)}")
@@ -49,7 +49,7 @@ def _colourless(pictures: Pictures) -> bool:
 
 
 def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
-    """In an order that is always the same: those held out to choose by are the last, and want all classes."""
+    """Read train/ or test/ in an order that is always the same and mixes classes: the last pictures are held out."""
     files = [(path, classes.index(_name(path.parent))) for path in _files(folder, classes)]
     if not files:
         raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
@@ -74,8 +74,10 @@ def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
 
 
 def _mixed(labels: list[int]) -> list[int]:
-    """Places in a random order in which every class is spread evenly, from soon after the beginning to one at the very end: of
-    however few pictures are held out, and of as many that are not, each class has its share."""
+    """Indices in a random order over which every class is spread evenly, with one picture of each at the very end.
+
+    So each class has its share of the pictures that are held out, however few, and of the others.
+    """
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tolist()
     many, seen, share = Counter(labels), Counter[int](), {}
     for place in shuffled:
@@ -96,7 +98,7 @@ def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:
 
 
 def _name(folder: Path) -> str:
-    """As it is typed: a Mac's archives hold an accent apart from its letter, which looks the same and is not."""
+    """The folder's name in NFC, as typed: archives made on a Mac separate an accent from its letter, which looks the same."""
     return unicodedata.normalize("NFC", folder.name)
 
 
@@ -117,10 +119,10 @@ def _picture(path: Path) -> Image.Image:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """As it is shown, and as the service takes it."""
+    """Turn a picture the way its EXIF says, as viewers and the service do."""
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # metadata that Pillow stumbles over, in one of many ways: a picture all the same
+    except Exception:  # on broken metadata Pillow raises one of many types; the picture itself may be fine
         return image
 
 

@@ -1,8 +1,8 @@
-"""The encoder in int8: static QDQ, per channel, calibrated on training digits.
+"""Quantises the encoder to int8: static QDQ, per channel, calibrated on training digits.
 
-Convolutions and fully connected layers only. Squash and routing weigh small differences between lengths and stay float. So does
-the layer that sees the picture: its few weights are slower in int8, and all layers after it hand on by what each was rounded. So
-may the layer whose output is squashed: of some networks 256 levels of it make coarse capsules.
+Only convolutions and fully connected layers are quantised. Squash and routing depend on small differences between lengths and
+stay float. So does the layer that sees the picture: its few weights are slower in int8, and all later layers would pass its
+rounding errors on. So may the layer whose output is squashed: in some networks its 256 levels make capsules too coarse.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from torch import Tensor
 
 from service.bundle import IMAGES
 
-QUANTISED = ("Conv", "Gemm", "Relu")  # a Relu is not computed at all: the range of the convolution before it starts at zero
-NEARLY_ALL = 0.9  # of the weights of all layers
+QUANTISED = ("Conv", "Gemm", "Relu")  # a Relu costs nothing: the range of the convolution before it starts at zero instead
+NEARLY_ALL = 0.9  # share of the weights of all layers
 BATCH = 50
-USUAL = 99.999  # percentile of absolute values that the levels reach up to: a range to the very largest is too coarse
+USUAL = 99.999  # percentile of absolute values that the int8 range covers: up to the very largest it would be too coarse
 
 
 class _Digits(CalibrationDataReader):  # type: ignore[misc]
-    """Read range by range, of a batch each: a histogram is made of all activations of a range at once."""
+    """Calibration pictures, read in ranges of one batch: each histogram is made from all activations of a range at once."""
 
     def __init__(self, images: Tensor) -> None:
         self.batches = images.split(BATCH)
@@ -48,8 +48,10 @@ class _Digits(CalibrationDataReader):  # type: ignore[misc]
 
 
 def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.ModelProto:
-    """The float32 encoder graph with its convolutions in int8, with `capsules` the one that makes capsules too; `calibration`
-    (n, C, H, W) shows it usual activations."""
+    """Quantise a float32 encoder graph, with `capsules` also the layer that makes capsules.
+
+    `calibration` (n, C, H, W) shows it usual activations.
+    """
     logging.getLogger().addFilter(_quiet)
     try:
         with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):  # it prints each of its steps
@@ -68,8 +70,8 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
                 calibrate_method=CalibrationMethod.Percentile,
                 extra_options={
                     "CalibPercentile": USUAL,
-                    "CalibTensorRangeSymmetric": True,  # of absolute values; else as much is cut off below as above
-                    "CalibStridedMinMax": 1,  # batches a range, for histograms too
+                    "CalibTensorRangeSymmetric": True,  # uses absolute values; else as much is cut off below as above
+                    "CalibStridedMinMax": 1,  # batches per range, for histograms too
                 },
             )
             return onnx.load(target)
@@ -78,13 +80,15 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
 
 
 def may_keep_capsules_float(encoder: onnx.ModelProto) -> bool:
-    """Whether the layer that makes them is a small one: else `capsules` says nothing to int8()."""
+    """Whether the layer that makes capsules is small enough to stay float; otherwise `capsules` changes nothing in int8()."""
     return _kept_float(encoder, capsules=False) != _kept_float(encoder, capsules=True)
 
 
 def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
-    """The layer that sees the picture and, unless `capsules`, those with no ReLU after them, whose output is capsules or scores;
-    but no layer that is nearly all the work, as the second of `paper`'s two."""
+    """Layers that stay float: the one that sees the picture and, unless `capsules`, those whose output is capsules or scores.
+
+    The latter have no ReLU after them. A layer that is nearly all the work, as the second of `paper`'s two, never stays float.
+    """
     weights = {tensor.name: math.prod(tensor.dims) for tensor in encoder.graph.initializer}
     layers = [node for node in encoder.graph.node if node.op_type in ("Conv", "Gemm")]
     rectified = {node.input[0] for node in encoder.graph.node if node.op_type == "Relu"}
@@ -95,5 +99,5 @@ def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
 
 
 def _quiet(record: logging.LogRecord) -> bool:
-    """ONNX Runtime advises preprocessing, which the exporter has done already."""
+    """Drop ONNX Runtime's advice to preprocess, which the exporter has done already."""
     return "pre-processing" not in record.getMessage()

@@ -3,9 +3,9 @@
 Functions here are pure. `iterations` is a Python int, so export unrolls the loop.
 To add an algorithm: write it, list it in ROUTINGS; the tests find it there.
 
-Every step is a batched matrix product over (batch, out), and the first one needs none: couplings start uniform.
-`voices` (batch, in), where given, say how loud each input speaks: as if its votes were multiplied, but they stay as they lie.
-Gradients flow through the last iteration only, as in many public copies, and not in the authors' own code: the couplings are an
+Every step is a batched matrix product over (batch, out), except the first, since couplings start uniform.
+`voices` (batch, in), if given, say how loud each input speaks: as if its votes were multiplied, but without changing them.
+Gradients flow through the last iteration only, as in many public copies, but not in the authors' own code: the couplings are an
 answer to "who agrees?", not something to learn through.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
-if TYPE_CHECKING:  # the command line's help names what is here, and need not wait for torch
+if TYPE_CHECKING:  # the command line's help lists ROUTINGS, and should not wait for torch
     from torch import Tensor
 
     Squash = Callable[[Tensor], Tensor]
@@ -24,13 +24,13 @@ class Routing(Protocol):
     def __call__(self, votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor: ...
 
 
-# Under the root of every length: a zero vector then divides nothing by nought, and its gradient is finite. At 1e-8 the exporter's
-# optimizer takes it for nought, and leaves it out.
+# Added under the square root of every length, so that a zero vector causes no division by zero and has a finite gradient.
+# The exporter's optimizer would take 1e-8 for zero and leave it out.
 EPSILON = 1e-7
 
 
 def lengths(capsules: Tensor) -> Tensor:
-    """(..., size) -> (...): of class capsules, how sure each is that its thing is there."""
+    """Capsules (..., size) -> lengths (...): for class capsules, how sure each is that its class is present."""
     return (capsules.square().sum(dim=-1) + EPSILON).sqrt()
 
 
@@ -59,10 +59,11 @@ ROUTINGS: dict[str, Routing] = {"dynamic": dynamic, "agreement": agreement}
 
 
 def _uniform(votes: Tensor, voices: Tensor | None) -> Tensor:
-    """The sums under equal couplings, 1 / out each: (b, o, p).
+    """Sum votes with equal couplings, 1 / out each: (b, o, p).
 
-    Over inputs moved to the front, where the product that made them had them: ONNX Runtime cancels the two transpositions.
-    All else here are products, which read transposed votes as they lie; a sum over the third axis had them written out.
+    Inputs are moved to the front first, where the product that made the votes had them: ONNX Runtime cancels the two
+    transpositions. Everything else here is a product, which can read transposed votes in place; a sum over the third axis made
+    ONNX Runtime write them out.
     """
     out = votes.shape[1]
     if voices is None:
@@ -77,16 +78,16 @@ def _agreement(votes: Tensor, capsules: Tensor, voices: Tensor | None) -> Tensor
 
 
 def _couplings(logits: Tensor) -> Tensor:
-    """What each input spends on each output, 1 in all: softmax over the outputs, (b, o, i) -> (b, o, i).
+    """How each input divides its vote between the outputs, 1 in all: softmax over the outputs, (b, o, i) -> (b, o, i).
 
-    Written out, since ONNX Runtime transposes for a softmax over any axis but the last, and back: twice the time.
+    Written out, since for a softmax over any axis but the last ONNX Runtime transposes and transposes back: twice the time.
     """
     powers = (logits - logits.amax(dim=1, keepdim=True)).exp()
     return powers / powers.sum(dim=1, keepdim=True)
 
 
 def _weighted(couplings: Tensor, votes: Tensor, voices: Tensor | None) -> Tensor:
-    """Votes summed by couplings, which each input spends over the *outputs* (Eq. 3): (b, o, 1, i) x (b, o, i, p) -> (b, o, p)."""
+    """Sum votes weighted by couplings, normalised over the *outputs* (Eq. 3): (b, o, 1, i) x (b, o, i, p) -> (b, o, p)."""
     if voices is not None:
         couplings = couplings * voices.unsqueeze(1)
     return (couplings.unsqueeze(2) @ votes).squeeze(2)

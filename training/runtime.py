@@ -1,4 +1,4 @@
-"""A bundle's graphs run by ONNX Runtime, as evaluate.Model: what the service will compute, seen from the training side."""
+"""Runs a bundle's graphs on ONNX Runtime, as an evaluate.Model: what the service will compute, on the training side."""
 
 from __future__ import annotations
 
@@ -36,8 +36,10 @@ class OnnxModel:
 
 
 def _opened(graph: Path) -> onnxruntime.InferenceSession:
-    """int8 as it is written: rounded to int8 and multiplied in float, so that what is measured does not depend on this processor.
-    Where it has no int8 dot products its sums of int8 products would saturate."""
+    """Run int8 as written, rounding to int8 and multiplying in float, so that results do not depend on this processor.
+
+    On one without int8 dot products, sums of int8 products would saturate.
+    """
     options = onnxruntime.SessionOptions()
     options.add_session_config_entry("session.disable_quant_qdq", "1")
     return onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])

@@ -1,7 +1,7 @@
-"""The learning rate as a function of how far a cycle has come: no state, so resuming needs none.
+"""The learning rate as a function of progress in a cycle; it has no state, so resuming needs none.
 
-A run of several cycles rises to its highest rate again and ends each time in a network that can be used: the warm
-restarts of Loshchilov and Hutter 2017.
+Each cycle of a run rises to the highest rate again and ends in a network that can be used: the warm restarts of
+Loshchilov and Hutter 2017.
 """
 
 import math

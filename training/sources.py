@@ -1,7 +1,7 @@
-"""Where data sets come from: MNIST, Fashion-MNIST, KMNIST and any folder of four such files or of pictures; found or downloaded.
+"""Finds or downloads data sets: MNIST, Fashion-MNIST, KMNIST, and any folder of four such files or of pictures.
 
-Looks in the folder asked for, then in $CAPSERVE_DATA, then in a cache that it fills from public mirrors; checks known
-sets' files, and opens no pictures.
+Looks in the folder asked for or, if none is, in $CAPSERVE_DATA, then in a cache that it fills from public mirrors; checks
+known sets' files, and opens no pictures.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ PARTS = ("train", "test")  # of a folder of pictures, each with a subfolder for 
 
 @dataclass(frozen=True)
 class Source:
-    """A known data set: where it is to be had, its class names, the md5 of its four files in the order of FILES."""
+    """A known data set: its class names, where to download it, the md5 of its four files in the order of FILES."""
 
     classes: tuple[str, ...]
     mirrors: tuple[str, ...] = ()
     unpacked: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()  # of the .gz as its publisher made it, for a set whose unpacked sums are not published
+    packed: tuple[str, ...] = ()  # md5 of the publisher's .gz files, for a set whose unpacked sums are not published
 
     def expected(self, name: str, packed: bool) -> str | None:
         sums = self.packed if packed else self.unpacked
@@ -70,12 +70,12 @@ SOURCES: dict[str, Source] = {
             "7320c461ea6c1c855c0b718fb2a4b134",
         ),
     ),
-    "folder": Source(()),  # idx files, whose classes are the labels found or what classes.txt calls them, or folders of pictures
+    "folder": Source(()),  # idx files, whose classes are named in classes.txt or by their labels, or folders of pictures
 }
 
 
 def find(dataset: str, folder: Path | None) -> Path:
-    """The folder that holds the four files: the one asked for, $CAPSERVE_DATA, or a cache that is filled here."""
+    """Return the folder that holds the data: the one asked for, $CAPSERVE_DATA, or a cache that is filled here."""
     if folder is not None:
         return _held(folder, dataset)
     if shared := os.environ.get("CAPSERVE_DATA"):
@@ -95,7 +95,7 @@ def find(dataset: str, folder: Path | None) -> Path:
 
 
 def download(source: Source, folder: Path) -> Path:
-    """The four files from the first mirror that answers, each checked before it gets its name."""
+    """Download the four files, each from the first mirror that has it intact, checked before it gets its name."""
     folder.mkdir(parents=True, exist_ok=True)
     for name in FILES:
         target = folder / f"{name}.gz"
@@ -109,7 +109,7 @@ def download(source: Source, folder: Path) -> Path:
             except (OSError, http.client.HTTPException, DataError) as error:
                 failures.append(f"{mirror}: {error}")
                 continue
-            partial = target.with_suffix(f".{os.getpid()}.part")  # several processes may train
+            partial = target.with_suffix(f".{os.getpid()}.part")  # several processes may download
             partial.write_bytes(packed)
             partial.replace(target)
             break
@@ -119,7 +119,7 @@ def download(source: Source, folder: Path) -> Path:
 
 
 def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, origin: str) -> None:
-    """The md5 of a known set's file, of the unpacked bytes where that is known, else of the .gz."""
+    """Check the md5 of a known set's file: of the unpacked bytes if that is known, else of the .gz."""
     if source.packed and packed is None:
         raise DataError(f"{origin}: only the published .gz of this data set can be checked; expected {name}.gz")
     for content, is_packed in ((unpacked, False), (packed, True)):
@@ -147,7 +147,7 @@ def unpack(packed: bytes, origin: Path) -> bytes:
 
 
 def _fetch(url: str) -> bytes:
-    from tqdm import tqdm  # who asks for --help may have none
+    from tqdm import tqdm  # --help must work without it
 
     with urllib.request.urlopen(url, timeout=30) as response:
         total = int(response.headers.get("Content-Length") or 0) or None
@@ -185,7 +185,7 @@ def _held(folder: Path, dataset: str) -> Path:
 
 
 def of_another(folder: Path, dataset: str) -> bool:
-    """Whether the files are a known set's, and not this one's: all sets call their files the same."""
+    """Whether the files are those of another known set, since all sets use the same file names."""
     path = file_of(folder, FILES[3])
     assert path is not None, "the folder holds all four"
     content = path.read_bytes()

@@ -1,11 +1,11 @@
-"""A convolution with large kernels as products of spectra: the sums of nn.Conv2d for less than a third of the work.
+"""Computes a convolution with large kernels by products of spectra: nn.Conv2d's results for less than a third of the work.
 
-With stride s a convolution is the sum of s * s ordinary ones, each between every s-th row and column of picture and kernel
-(their phases). In the Fourier domain each of these is a product per frequency; real pictures need half of the frequencies, and
-Gauss's trick makes a complex product from three real ones. So everything is a matrix: `reads` and `weighs` take picture and
-kernel to the points where they are multiplied, `writes` takes the products to what the convolution gives. For the second
-convolution of `paper` (20x20, kernel 9, stride 2): 4 phases x 148 points = 592 products where 36 places x 81 = 2,916 were.
-In bfloat16 spectra are rounded on the way, and its numbers and gradients are twice as far from float32's as nn.Conv2d's are.
+A convolution with stride s is the sum of s * s ordinary ones, each between every s-th row and column of picture and kernel
+(their phases). In the Fourier domain each of these is one product per frequency; real pictures need only half of the
+frequencies, and Gauss's trick makes a complex product from three real ones. So everything is a matrix: `reads` and `weighs` map
+picture and kernel to the points where they are multiplied, `writes` maps the products to the convolution's result. For the
+second convolution of `paper` (20x20, kernel 9, stride 2) that is 4 phases x 148 points = 592 products instead of 36 places x 81
+= 2,916. In bfloat16 spectra are rounded too, and results and gradients are twice as far from float32's as nn.Conv2d's are.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def convolve(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
 
 
 def phases(tensor: Tensor, stride: int) -> Tensor:
-    """(a, b, H, H) -> (n * n, a, s * s * b): at each of n x n places the s x s values that lie there; zeros fill the last."""
-    places = tensor.movedim(1, 3)  # (a, H, H, b), as they lie in memory: so their gradient will
+    """(a, b, H, H) -> (n * n, a, s * s * b): the s x s values at each of n x n places; zeros fill up the last ones."""
+    places = tensor.movedim(1, 3)  # (a, H, H, b), the order in memory, which their gradient then has too
     count = -(-places.shape[1] // stride)
     missing = count * stride - places.shape[1]
     if missing:
@@ -47,23 +47,23 @@ def phases(tensor: Tensor, stride: int) -> Tensor:
 
 @functools.cache
 def points(size: int, kernel: int) -> tuple[Tensor, Tensor, Tensor]:
-    """(P, size^2), (P, kernel^2), (m^2, P): where size x size pictures meet kernel x kernel weights, m = size - kernel + 1.
+    """Matrices (P, size^2), (P, kernel^2), (m^2, P) for size x size pictures, kernel x kernel weights and m = size - kernel + 1.
 
-    Multiplying there correlates both around a circle of `size`; the first m places have not gone round it.
+    Multiplying at the P points makes a correlation that is circular with period `size`; its first m places do not wrap around.
     """
     along = torch.arange(size, dtype=torch.float64)
     places = size - kernel + 1
     reads, weighs, writes = [], [], []
     for row in range(size):
         for column in range(size):
-            mirrored = (-row % size, -column % size)  # of a real picture: the same number conjugated
+            mirrored = (-row % size, -column % size)  # where a real picture has the complex conjugate
             if mirrored < (row, column):
                 continue
             angle = 2 * math.pi / size * (row * along[:, None] + column * along)
             cosine, sine = angle.cos(), angle.sin()
-            if mirrored == (row, column):  # a real frequency: the sine is nought
+            if mirrored == (row, column):  # a real frequency: the sine is zero
                 pairs = [(cosine, cosine, cosine)]
-            else:  # (a - ib)(c + id) = ac + bd + i(ad - bc), by Gauss's three products, twice for the mirrored one
+            else:  # (a - ib)(c + id) = ac + bd + i(ad - bc), by Gauss's three products, doubled for the mirrored one
                 pairs = [
                     (cosine - sine, cosine, 2 * (cosine - sine)),
                     (cosine, sine - cosine, -2 * sine),
@@ -77,7 +77,10 @@ def points(size: int, kernel: int) -> tuple[Tensor, Tensor, Tensor]:
 
 
 class _Products(torch.autograd.Function):
-    """(p, batch, in), (p, out, in) -> (p, batch, out). By hand: autograd would transpose the filters' gradient in memory."""
+    """(p, batch, in), (p, out, in) -> (p, batch, out).
+
+    Gradients are written by hand, since autograd would transpose the filters' gradient in memory.
+    """
 
     @staticmethod
     def forward(ctx: Any, spectra: Tensor, filters: Tensor) -> Tensor:

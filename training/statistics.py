@@ -1,4 +1,4 @@
-"""What is usual: thresholds, prototypes and drift references of a model, measured on validation pictures."""
+"""Measures what is usual for a model on validation pictures: thresholds, prototypes and drift references."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from service.manifest import References, Shares, Thresholds
 from training.evaluate import Model, draw, objects, poses_of
 from training.pairs import Batch
 
-LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles where short is suspicious
-HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and where large is
-FEW = 400  # of fewer pictures the furthest of these percentiles lie beyond all that were seen
+LOW = (0.1, 0.5, 1.0, 2.0, 5.0, 50.0)  # percentiles of lengths and leads, which are suspicious when short
+HIGH = (50.0, 90.0, 95.0, 98.0, 99.0, 99.5, 99.9)  # and of drawing errors, which are suspicious when large
+FEW = 400  # with fewer pictures, the outermost percentiles lie beyond all that were seen
 PRESENCE = 0.5  # percentile of winning lengths: all but one in 200 real pictures have a capsule at least this long
 BINS = 20
 
@@ -38,7 +38,7 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
         prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
     return Statistics(
         Thresholds(
-            presence=float(torch.quantile(winners, PRESENCE / 100)),  # seen, of few too: less might let in what is absent
+            presence=float(torch.quantile(winners, PRESENCE / 100)),  # never extrapolated, lest it let in what is absent
             lengths=_percentiles(winners, LOW),
             margins=_percentiles(margins, LOW),
             reconstruction_errors=by_class,
@@ -55,7 +55,7 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
-    drawing = draw(model, encoding.capsules, objects(encoding.lengths, count))  # of what it believes, as the service draws
+    drawing = draw(model, encoding.capsules, objects(encoding.lengths, count))  # of what it believes it saw, as the service draws
     errors = (drawing - batch.images).square().mean(dim=(1, 2, 3))
     shortest, lead = ranked[:, count - 1], ranked[:, count - 1] - ranked[:, count]
     return shortest, lead, errors, batch.labels, poses_of(encoding.capsules, batch.labels)
@@ -66,13 +66,16 @@ def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
 
 
 def _quantile(values: Tensor, part: float) -> float:
-    """What this part of all pictures lies below. Of few that were seen: by the ranks that others would take among them, and
-    beyond the furthest as it would be if the share of those further off fell from there on as it does from the median to it."""
+    """The value below which this part of all pictures lies, an estimate if only few were seen.
+
+    It then goes by the ranks that other pictures would take among those seen. Beyond the furthest, it assumes that the share of
+    pictures still further off falls exponentially, at the rate at which it falls from the median to the furthest.
+    """
     seen = len(values)
     if seen >= FEW:
         return float(torch.quantile(values, part))
     if part < 0.5:
-        return max(0.0, -_quantile(-values, 1 - part))  # no length is less
+        return max(0.0, -_quantile(-values, 1 - part))  # no length is below 0
     rank = part * (seen + 1) - 1
     if rank <= seen - 1 or seen == 1:
         return float(torch.quantile(values, rank / max(1, seen - 1)))

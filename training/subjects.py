@@ -1,4 +1,4 @@
-"""A run or a bundle, opened as something to measure and to draw: its config, its data, its models by name."""
+"""Opens a run or a bundle to measure it and to draw its figures: its config, its data, its models by name."""
 
 from __future__ import annotations
 
@@ -34,24 +34,24 @@ class Subject:
 
     @cached_property
     def models(self) -> dict[str, Model]:
-        """By what runs them: torch, fp32, int8. Not before they are asked for: to export a run takes seconds, a refusal none."""
+        """By name: torch, fp32, int8; opened when first needed, since exporting a run takes seconds and a refusal should not."""
         return self.open_models()
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
-        """Pictures to measure it on: `its_own`, or those of any data set of the same classes and size."""
+        """Load pictures to measure it on: its own or, from a `folder` and without `its_own`, any of the same classes and size."""
         found = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
         if its_own:
             found.expect(self.digest)
         return found
 
     def evaluations(self, data: DataSet) -> Iterator[tuple[str, Evaluation]]:
-        """What each model makes of the test pictures."""
+        """Evaluate each model on the test pictures."""
         for name, model in self.models.items():
             yield name, evaluate(model, fixed_batches(data.test, self.config.training.pairs), len(data.classes))
 
 
 def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None, any_files: bool = False) -> DataSet:
-    """The data set that a network was trained on, or one of the same classes and picture size."""
+    """Load the data set that a network was trained on or, with `any_files`, one of the same classes and picture size."""
     found = load(config.training.dataset, folder, any_files)
     if found.classes != classes:
         raise DataError(
@@ -65,7 +65,7 @@ def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None,
 
 @contextmanager
 def opened(path: Path) -> Iterator[Subject]:
-    """A run runs on torch and, exported aside, on ONNX Runtime; a bundle on ONNX Runtime, in each variant it has."""
+    """Open a run on torch and, exported to a temporary folder, on ONNX Runtime; or a bundle on ONNX Runtime, in each variant."""
     if (path / MANIFEST).exists():
         yield _bundle(path)
     elif (path / checkpoint.FILE).exists():
@@ -76,7 +76,7 @@ def opened(path: Path) -> Iterator[Subject]:
 
 
 def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
-    """What may be recorded together: a bundle, then runs of its config and pictures from other seeds, all finished."""
+    """Check that a bundle comes first, then runs of its config and pictures from other seeds, all finished; return the bundle."""
     first, *runs = subjects
     if first.bundle is None:
         raise TrainingError("--record writes into the manifest of a bundle: expected a bundle as the first, found a run")

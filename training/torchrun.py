@@ -1,4 +1,4 @@
-"""What torchrun says in the environment of each process that it starts; imports no torch."""
+"""Reads what torchrun sets in the environment of each process that it starts; imports no torch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ WORLD = "WORLD_SIZE"
 
 
 def several() -> bool:
-    """Whether this process is one of many, if what torchrun says is a number."""
+    """Whether this process is one of several; does not check that WORLD_SIZE is a number."""
     return os.environ.get(WORLD) not in (None, "", "1")
 
 
@@ -20,7 +20,7 @@ def world() -> int:
 
 
 def local_rank() -> int:
-    """Which of those on this machine this one is."""
+    """The index of this process among those on this machine."""
     return _number("LOCAL_RANK", 0)
 
 

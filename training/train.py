@@ -1,7 +1,7 @@
-"""The training loop: epochs of steps, a validation after each, a checkpoint that goes on to the same numbers.
+"""The training loop: epochs of steps, a validation after each, and a checkpoint that resumes with the same results.
 
-Every random choice is drawn from the seed and the step alone, so a resumed run needs no generator state
-and a CPU run repeats bit for bit with as many threads. Nothing here reads the test set.
+Every random choice depends on the seed, the step and the process's rank alone, so a resumed run needs no generator state,
+and a CPU run repeats bit for bit with the same number of threads. Nothing here reads the test set.
 """
 
 from __future__ import annotations
@@ -38,13 +38,13 @@ from training.routing import ROUTINGS
 from training.schedules import SCHEDULES
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
-SUMS = ("loss", "errors", "seen")  # over the pictures of the epoch under way
-THEN = ", then "  # between the machines that a run was on, and between versions
-REPORT_EVERY = 20  # steps between looks at the loss, which on a GPU each wait for it
+SUMS = ("loss", "errors", "seen")  # over the pictures of the current epoch so far
+THEN = ", then "  # joins the names of machines, and of versions, that a run was on
+REPORT_EVERY = 20  # steps between looks at the loss, each of which waits for the GPU
 
 
 def expect_known(config: Config) -> None:
-    """Raises where a name means nothing, before pictures are looked for, which may have to be downloaded first."""
+    """Raise for unknown names before any pictures are looked for, since those may have to be downloaded first."""
     settings, network = config.training, config.network
     chosen("augmentation", settings.augment, AUGMENTATIONS)
     chosen("loss", settings.loss, LOSSES)
@@ -68,7 +68,7 @@ def fitted(config: Config, data: DataSet) -> Config:
 
 
 def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool = False) -> Checkpoint:
-    """Trains `config` into the folder `out`; with `resume`, from where the checkpoint there stands."""
+    """Train `config` into the folder `out`; with `resume`, continue from the checkpoint there."""
     config = fitted(config, data)
     if (out / MANIFEST).exists():
         raise CheckpointError(f"{out} holds a bundle, and runs go into folders of their own; choose another --out")
@@ -79,10 +79,10 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     else:
         start = Checkpoint(config, data.classes, data.digest, processes=place.world)
     torch.use_deterministic_algorithms(place.device.type == "cpu")
-    # Deterministic algorithms come with NaN in all new memory, which each step fills anyway.
+    # Deterministic algorithms also fill all new memory with NaN, a waste since each step overwrites it anyway.
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # torch's stubs lack it
-    run = Run(start, data, out, place)  # first: of settings that mean nothing no folder is left
-    place.wait()  # all have looked before the leader writes
+    run = Run(start, data, out, place)  # before mkdir, so that invalid settings leave no folder
+    place.wait()  # until all have looked into the folder, before the leader writes
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -98,7 +98,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
         print(f"the pictures in {data.folder} look dark on light: training fills borders with 0, so store 255 - x")
     if run.ended and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
-        _write_history(start.history, out)  # whoever killed it behind its last checkpoint left a row out
+        _write_history(start.history, out)  # a kill right after the last checkpoint leaves a row out
     else:
         start.hardware = _noted(start.hardware, hardware(place.device, place.world))
         start.software = _noted(start.software, software())
@@ -114,7 +114,7 @@ def _noted(before: str, here: str) -> str:
 
 
 class Run:
-    """One training run under way in one process: its epochs, and what it leaves on disk."""
+    """One training run in one process: its epochs, and what it leaves on disk."""
 
     def __init__(self, start: Checkpoint, data: DataSet, out: Path, place: Place) -> None:
         settings = start.config.training
@@ -125,10 +125,10 @@ class Run:
         self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
         self.arrange = arrangement(settings.pairs).arrange
         self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
-        start.precision = start.precision or precision(settings.precision, place.device)  # of the run, wherever it goes on
+        start.precision = start.precision or precision(settings.precision, place.device)  # the same wherever the run resumes
         self.learner = Learner(start, place)
-        self.asked = False  # of this process, to stop
-        self.stopping = False  # all processes agreed to
+        self.asked = False  # this process has been asked to stop
+        self.stopping = False  # all processes have agreed to stop
 
     @property
     def ended(self) -> bool:
@@ -150,7 +150,7 @@ class Run:
         self.place.wait()
 
     def _epoch(self) -> None:
-        """The rest of the epoch under way: all of it, or what a stop left."""
+        """Train the rest of the current epoch: all of it, or what a stop left."""
         state, size = self.checkpoint, self.settings.batch_size
         epoch, done = divmod(state.step, self.steps_per_epoch)
         generator = torch.Generator().manual_seed(_seed(self.settings, "order", epoch))
@@ -179,10 +179,10 @@ class Run:
         self._check(state.running["loss"])
 
     def _step(self, picked: Tensor) -> Tensor:
-        """One update of the weights by this process's share of a batch; gives the share's (summed loss, errors, pictures)."""
+        """Update the weights with this process's share of a batch; returns the share's (summed loss, errors, pictures)."""
         step, place = self.checkpoint.step, self.place
         share = picked[place.rank :: place.world]
-        batch = self._batch(share if len(share) else picked[:1])  # too few for all: the others wait for this one's gradient
+        batch = self._batch(share if len(share) else picked[:1])  # no share: the others still wait for a gradient
         count, cycle = len(share), self.settings.epochs * self.steps_per_epoch
         weight = count * place.world / len(picked)  # DDP averages over processes, we over pictures
         loss, right = self.learner.step(batch, step, progress=step % cycle / cycle, weight=weight)
@@ -221,13 +221,13 @@ class Run:
         )
 
     def _show(self, row: dict[str, float]) -> None:
-        """The same row for TensorBoard; a resumed run's file replaces what an earlier one wrote past the checkpoint."""
+        """Write the row for TensorBoard too; a resumed run's file replaces what an earlier one wrote past the checkpoint."""
         epoch = int(row["epoch"])
         try:
             with SummaryWriter(str(self.out / "tensorboard"), purge_step=epoch) as writer:
                 for key, value in row.items():
                     writer.add_scalar(key, value, epoch)
-        except OSError as error:  # a full disk, say; the checkpoint is written, and holds this row too
+        except OSError as error:  # such as a full disk; the checkpoint is written already, and holds this row too
             tqdm.write(f"epoch {epoch} is not shown in TensorBoard: {error}")
 
     def _check(self, loss: float) -> None:
@@ -245,7 +245,7 @@ class Run:
         )
 
     def _save(self) -> None:
-        """Never over a good checkpoint with weights that are no numbers: their loss may not have been seen yet."""
+        """Save, but never replace a good checkpoint by weights that are not finite: no loss may have shown it yet."""
         state = self.checkpoint
         if not self.learner.sound:
             self._diverged("a weight is not finite")
@@ -255,7 +255,7 @@ class Run:
 
 
 def _seed(settings: Training, purpose: str, number: int, rank: int = 0) -> int:
-    """A seed of its own for each epoch's order, the same for all processes, and each step's dropout and augmentation."""
+    """A separate seed for each epoch's order, the same for all processes, and for each step's dropout and augmentation."""
     mixed = 0
     for value in (settings.seed, number, PURPOSES.index(purpose), rank):
         mixed = (mixed * 0x9E3779B97F4A7C15 + value + 1) % 2**63
@@ -263,7 +263,7 @@ def _seed(settings: Training, purpose: str, number: int, rank: int = 0) -> int:
 
 
 def _write_history(history: list[dict[str, float]], out: Path) -> None:
-    """history.csv, whole, from the checkpoint's own rows: resuming writes none twice."""
+    """Rewrite history.csv from the checkpoint's rows, so that resuming writes none twice."""
     if not history:
         return
     text = io.StringIO()
@@ -275,7 +275,10 @@ def _write_history(history: list[dict[str, float]], out: Path) -> None:
 
 @contextmanager
 def _signals(run: Run) -> Iterator[None]:
-    """SIGINT and SIGTERM end the run after the step under way, with a checkpoint; a second one ends it at once."""
+    """SIGINT and SIGTERM end the run with a checkpoint after the current step; a second one ends it at once.
+
+    Several processes end after the next step at which they look at the loss, so that all end together.
+    """
 
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 

@@ -28,8 +28,10 @@ Drawing = Callable[[Network, CapsuleNet | PlainNet], onnx.ModelProto]
 
 @pytest.fixture(scope="session", autouse=True)
 def exported_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Equal networks make equal graphs: torch's exporter, which takes seconds for each, is asked for them once. A quarter of its
-    time it lists the operators that it knows, which are the same each time."""
+    """Export equal networks only once, since torch's exporter takes seconds for each graph.
+
+    It spends a quarter of that time on listing the operators that it knows, which are the same each time: these are cached.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ONNXRegistry, "from_torchlib", staticmethod(cache(ONNXRegistry.from_torchlib)))
         for name in ("encoder", "decoder"):
@@ -60,7 +62,7 @@ def data(folder: Path) -> DataSet:
 
 @pytest.fixture(scope="session")
 def boxed(data: DataSet) -> DataSet:
-    """The same with ink from the fifth row to the last but four, as MNIST has it, or from column to column."""
+    """The same with ink from the fifth row to the fifth last, as in MNIST, or between the same columns."""
     images = torch.zeros_like(data.train.images)
     images[:, :, 4:24, 4:24] = data.train.images[:, :, 4:24, 4:24]
     images[::2, :, [4, 23], 14] = 255
@@ -70,7 +72,7 @@ def boxed(data: DataSet) -> DataSet:
 
 @pytest.fixture(scope="session")
 def mnist_folder() -> Path:
-    """Of the real one, where $CAPSERVE_DATA says it lies; nothing is downloaded for a test."""
+    """The folder of the real MNIST, found by $CAPSERVE_DATA; nothing is downloaded for a test."""
     where = os.environ.get("CAPSERVE_DATA")
     if not where:
         pytest.skip("MNIST is not here: set CAPSERVE_DATA to the folder with its four files")

@@ -34,7 +34,7 @@ def write(folder: Path, train: int = 400, test: int = 60, side: int = 28, seed: 
 
 
 def write_pictures(folder: Path, mode: str = "L", train: int = 400, test: int = 60) -> Path:
-    """Named so that no order is that of the classes; in colour, each class has one of its own."""
+    """Write pictures with names that are not in the order of classes; in colour, each class has a colour of its own."""
     generator = np.random.default_rng(0)
     for part, count in zip(PARTS, (train, test), strict=True):
         for number in range(count):

@@ -41,7 +41,7 @@ def test_what_leaves_the_frame_is_lost_not_wrapped() -> None:
 
 @pytest.mark.parametrize("name", ["affine", "strong"])
 def test_affine_stays_within_its_limits(name: str, dots: Tensor) -> None:
-    """The centre pixel moves by the shift alone: at most two pixels, and not always the same way."""
+    """Only the shift moves the centre pixel: by at most two pixels, and not always in the same direction."""
     changed = AUGMENTATIONS[name](dots, torch.Generator().manual_seed(0))
     places = changed.flatten(1).argmax(dim=1)
     offsets = torch.stack([places // 28, places % 28], dim=1) - 14
@@ -78,7 +78,7 @@ def test_strong_slants_half_again_as_far() -> None:
 
 @pytest.mark.parametrize(("name", "turn", "scale", "shear"), [("affine", 12, 0.12, 0.15), ("strong", 18, 0.18, 0.25)])
 def test_affine_reaches_its_limits_in_each_of_its_ways(name: str, turn: float, scale: float, shear: float) -> None:
-    """Of a picture whose values are where its pixels lie: the middle of what is made of it says which were sampled there."""
+    """The value of each pixel is its position, so the middle of an augmented picture tells what was sampled there."""
     at = torch.arange(41.0).expand(41, 41) / 40
     made = (AUGMENTATIONS[name](ramp.expand(2000, 1, 41, 41), torch.Generator().manual_seed(0)) for ramp in (at, at.T))
     across, down = (each[:, 0] * 40 for each in made)
@@ -93,7 +93,7 @@ def test_affine_reaches_its_limits_in_each_of_its_ways(name: str, turn: float, s
     for limit, values in found.items():
         assert float(values.min()) == pytest.approx(-abs(limit), rel=0.02)
         assert float(values.max()) == pytest.approx(abs(limit), rel=0.02)
-    assert torch.corrcoef(torch.stack(list(found.values()))).fill_diagonal_(0).abs().max() < 0.1  # each for itself
+    assert torch.corrcoef(torch.stack(list(found.values()))).fill_diagonal_(0).abs().max() < 0.1  # all independent
 
 
 def test_shifts_are_of_two_pixels_as_the_papers() -> None:

@@ -6,7 +6,7 @@ from training.networks import Network
 
 
 def filled(value: float) -> Network:
-    """A network whose weights and batch statistics all are one number."""
+    """A network whose weights and batch statistics all have one value."""
     network = Network(PRESETS["tiny"].network)
     with torch.no_grad():
         for values in network.state_dict().values():

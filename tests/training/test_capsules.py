@@ -66,7 +66,7 @@ def test_without_a_convolution_capsules_are_as_many_as_the_stem_has_channels_for
     ("primary", "message"),
     [
         (Primary(kinds=32, size=8), "expected 32 kinds x 8 = 256 of them, found 128"),
-        (Primary(kinds=10, size=12), "expected 10 kinds x 12 = 120 of them, found 128"),  # a capsule would lie in two places
+        (Primary(kinds=10, size=12), "expected 10 kinds x 12 = 120 of them, found 128"),  # a capsule would span two places
         (Primary(kinds=24, size=8, kernel=9, depthwise=True), "192 to be a multiple of the stem's 128"),
     ],
 )
@@ -85,7 +85,7 @@ def test_votes_are_each_inputs_own_transformation(shared: bool) -> None:
 
 
 def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
-    """Of 1,152 votes at Glorot's scale the noise alone makes capsules of length 1."""
+    """With 1,152 votes at Glorot's scale, noise alone makes capsules of length 1."""
     torch.manual_seed(0)
     capsules = nn.functional.normalize(torch.randn(4, 1152, 8), dim=2)
     sure, undecided = (lengths(named(class_capsules(1152, scale=scale), capsules)).mean() for scale in (1.0, 0.2))
@@ -95,7 +95,7 @@ def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
 
 def test_nothing_expands_the_votes_by_their_inputs() -> None:
     """No tensor of a training step is larger than the votes themselves, (batch, out, in, pose)."""
-    layer, batch = class_capsules(inputs=64), 16  # more pictures than values in a capsule, or the weights are larger
+    layer, batch = class_capsules(inputs=64), 16  # more pictures than values in a capsule, else the weights are larger
 
     class Largest(TorchDispatchMode):
         size = 0

@@ -29,7 +29,7 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_of_another_captrain_is_named(tmp_path: Path) -> None:
-    """What it says of a field that is not here cannot be kept: the run would go on as another."""
+    """A field that this version lacks cannot be kept, so the run would go on as a different one."""
     checkpoint.save(state(), tmp_path)
     values = torch.load(tmp_path / checkpoint.FILE)
     values["config"]["training"]["momentum"] = 0.9

@@ -43,7 +43,7 @@ FLAGS = ["--dataset", "folder", "--validation", "60", "--epochs", "2", "--batch-
 
 
 def captrain(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
-    """As it is typed. Each command is a process somewhere, `train` in test_train.py; other tests save its import of torch."""
+    """Run it as a process, each command at least once (`train` in test_train.py); other tests save the import of torch."""
     return subprocess.run([sys.executable, "-m", "training", *map(str, arguments)], capture_output=True, text=True)
 
 
@@ -69,7 +69,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_one_of_many_processes_ends_as_one_alone_does() -> None:
-    """By os._exit: threads that outlive their group, as gloo's do, would abort an interpreter that takes itself apart."""
+    """It ends with os._exit: threads that outlive their group, as gloo's do, would abort an interpreter that shuts down."""
     marked = "import atexit, training.__main__ as captrain; atexit.register(print, 'taken apart');"
     refused = f"{marked} import sys; sys.modules['torch'] = None; raise SystemExit(captrain.main(['evaluate', 'x']))"
     mistyped = f"{marked} captrain.main(['evaluate'])"
@@ -95,7 +95,7 @@ def test_one_of_many_processes_ends_as_one_alone_does() -> None:
 
 
 def test_threads_that_wait_for_each_other_leave_the_processor_to_others(tmp_path: Path) -> None:
-    """As OpenMP itself says it, when torch brings it."""
+    """OpenMP itself prints its settings when torch loads it."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "verbose"}
     command = [sys.executable, "-m", "training", "evaluate", str(tmp_path)]
     shown = subprocess.run(command, env=environment, capture_output=True, text=True).stderr
@@ -147,7 +147,7 @@ def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> N
 
 
 def test_a_missing_package_is_an_instruction(run: Path, folder: Path) -> None:
-    """One after the other in the order in which they are imported, so that one process does for all."""
+    """They are missing one after the other, in the order in which they are imported, so that one process is enough."""
     packages = ["torch", "onnx", "onnxruntime", "tqdm"]
     program = (
         f"import sys\nfrom training.__main__ import main\nfor package in {packages}:\n"
@@ -195,7 +195,7 @@ def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
         assert "fp32, int8" in done.stdout
 
     shared = made_once("shapes", make, tmp_path_factory)
-    return shutil.copytree(shared, tmp_path_factory.mktemp("models") / "shapes")  # tests record in it what they measured
+    return shutil.copytree(shared, tmp_path_factory.mktemp("models") / "shapes")  # tests record results in this copy
 
 
 def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> None:
@@ -235,11 +235,11 @@ def test_evaluate_records_runs_of_other_seeds_beside_the_bundle(made: Path, fold
     assert seed["seed"] == 7
     assert f"error {seed['test']['percent']:.2f} % ({seed['test']['errors']} of 60;" in done.stdout
     assert called("evaluate", made, "--data", folder, "--record").returncode == 0
-    assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # known as before
+    assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # kept
 
 
 def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a known set all files are checked, lest they be damaged; to measure on, others of the same classes will do."""
+    """A known set's own files must have its checksums; to measure, any other files of the same classes will do."""
     bundle = ROOT / "tests/bundles/tiny"
     digits = tmp_path / "digits"
     drawn.write(digits)
@@ -250,7 +250,7 @@ def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, m
     assert done.returncode == 2
     assert "expected md5" in done.stderr
     monkeypatch.setenv("CAPSERVE_DATA", str(digits))
-    assert "expected md5" in called("evaluate", bundle).stderr  # which nobody named for this
+    assert "expected md5" in called("evaluate", bundle).stderr  # not named with --data
     (digits / "classes.txt").write_text("\n".join("1023456789"))
     assert "expected pictures of the classes 0, 1, 2, 3," in called("evaluate", bundle, "--data", digits).stderr
     (digits / "classes.txt").write_text("\n".join("nought one two three four five six seven eight nine".split()))
@@ -272,7 +272,7 @@ def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(mad
 
 
 def test_evaluate_says_where_pictures_are_dark_on_light(made: Path, tmp_path: Path) -> None:
-    """/predict turns them round, and here nothing does: all would be wrong without a word."""
+    """/predict inverts such pictures, but evaluate does not: all would be wrong without a warning."""
     told = called("evaluate", made, "--data", drawn.write(tmp_path, dark=True)).stdout
     assert f"the pictures in {tmp_path} look dark on light and are used as they are" in told
 
@@ -290,7 +290,7 @@ def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folde
     assert f"`captrain evaluate {copy} --record` counts them again" in done.stdout
     metrics = json.loads((copy / "manifest.json").read_text())["metrics"]
     assert (metrics["test"], metrics["other_seeds"]) == ({}, seeds)
-    assert called("export", run, "--bundle", copy, "--data", folder, "--int8").returncode == 0  # again, before anybody counted
+    assert called("export", run, "--bundle", copy, "--data", folder, "--int8").returncode == 0  # again, before anyone measured it
     assert json.loads((copy / "manifest.json").read_text())["metrics"]["other_seeds"] == seeds
     (copy / "decoder.onnx").write_bytes(b"damaged")
     done = called("export", run, "--bundle", copy, "--data", folder)
@@ -342,7 +342,7 @@ def test_seeds_may_be_recorded_where_all_are_at_their_end_or_the_bundle_is_alone
         return Subject(config, ("0", "1"), [{}] * epochs, dict, made, digest)
 
     assert seeds_of_one_bundle([subject(0, 1, "x", made)]) is made
-    assert seeds_of_one_bundle([subject(0, 2, None, made), subject(7, 2, "x")]) is made  # made before the pictures were named
+    assert seeds_of_one_bundle([subject(0, 2, None, made), subject(7, 2, "x")]) is made  # made before digests were stored
     with pytest.raises(TrainingError, match="expected seed 7 after 2 epochs, found 1: finish it first"):
         seeds_of_one_bundle([subject(0, 2, "x", made), subject(7, 1, "x")])
 
@@ -371,7 +371,7 @@ def test_a_bundle_whose_graphs_are_of_another_shape_is_not_measured(tmp_path: Pa
 
 
 def test_figures_are_pictures_and_redrawn_ones_are_of_others_than_the_data_sets(made: Path, folder: Path, tmp_path: Path) -> None:
-    """The curves, which show no picture, are the same to the byte: whatever else differs is what was shown."""
+    """The curves, which show no picture, are the same to the byte, so the others differ in what they show."""
     drawn: list[dict[str, bytes]] = []
     for out, by, flags in ((tmp_path / "plain", captrain, []), (tmp_path / "redrawn", called, ["--redrawn"])):
         done = by("figures", made, "--data", folder, "--out", out, *flags)
@@ -386,7 +386,7 @@ def test_figures_are_pictures_and_redrawn_ones_are_of_others_than_the_data_sets(
 
 
 def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
-    """The flags that go before the mistake, which then wins."""
+    """Insert default flags before the mistaken ones, which then win."""
     return [*arguments[:1], *(FLAGS if arguments[0] == "train" else []), *arguments[1:], "--data", str(folder)]
 
 

@@ -25,7 +25,7 @@ def objects(values: Any) -> Iterator[dict[str, Any]]:
 
 @pytest.mark.parametrize(("name", "count"), [("compact", 10), ("baseline", 7)])
 def test_a_field_of_another_captrain_is_named_wherever_it_is(name: str, count: int) -> None:
-    """Left out it would have loaded as something else, without a word."""
+    """If it were ignored, the config would silently load as something else."""
     whole = json.loads(json.dumps(PRESETS[name].to_dict()))
     found = list(objects(whole))
     assert len(found) == count
@@ -38,7 +38,7 @@ def test_a_field_of_another_captrain_is_named_wherever_it_is(name: str, count: i
 
 
 def test_a_field_that_came_later_has_its_default() -> None:
-    """As bundles have it that were made before."""
+    """As in bundles that were made before it."""
     values = PRESETS["tiny"].to_dict()
     del values["training"]["cycles"], values["network"]["dropout"], values["network"]["transform_scale"]
     assert Config.from_dict(values) == PRESETS["tiny"]
@@ -56,7 +56,7 @@ def test_an_unknown_preset_names_those_that_exist() -> None:
 
 @pytest.mark.parametrize("name", ["compact", "pooled"])
 def test_cross_entropy_is_for_a_softmax(name: str) -> None:
-    """Lengths and sigmoids are independent: it would leave all of them long."""
+    """Lengths and sigmoids are independent: this loss would leave all of them long."""
     training = dataclasses.replace(PRESETS[name].training, loss="cross_entropy")
     with pytest.raises(SettingError, match=rf"cross_entropy is for outputs that sum to 1, and those of {name} do not"):
         dataclasses.replace(PRESETS[name], training=training)

@@ -15,7 +15,7 @@ SHAPES = [(20, 9, 2), (21, 9, 2), (21, 8, 2), (28, 9, 1), (16, 7, 3), (9, 9, 1),
 def both(
     size: int, kernel: int, stride: int, memory: torch.memory_format, dtype: torch.dtype = torch.float32
 ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
-    """What F.conv2d gives in float32, and spectra in their precision, each with the gradients of images and kernels."""
+    """Results of F.conv2d in float32 and of spectra in `dtype`, each with the gradients of images and kernels."""
     torch.manual_seed(size)
     images, kernels = (torch.randn(shape).to(memory_format=memory) for shape in ((3, 5, size, size), (4, 5, kernel, kernel)))
     answers = []
@@ -44,7 +44,7 @@ def test_in_bfloat16_numbers_and_gradients_are_off_by_a_fiftieth_of_all_at_most(
 
 
 def test_gradients_lie_in_memory_as_the_pictures_do() -> None:
-    """Else the ReLU before would step through them across memory."""
+    """Otherwise the ReLU before it would read them out of order."""
     images = torch.rand(2, 16, 20, 20).to(memory_format=torch.channels_last).requires_grad_()
     spectral.convolve(images, torch.rand(8, 16, 9, 9), 2).sum().backward()
     assert images.grad is not None
@@ -59,7 +59,7 @@ def test_spectra_multiply_at_a_fifth_of_the_places_for_paper() -> None:
 
 @pytest.fixture
 def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
-    """Grows with each use of spectra, by their precision."""
+    """Collects the precision of each use of spectra."""
     used: list[torch.dtype] = []
     convolve = spectral.convolve
 

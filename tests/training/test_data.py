@@ -277,7 +277,7 @@ def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet,
     few = boxed.train.images.clone()
     few[:60, :, 0, 0] = 255  # in three of twenty pictures
     assert not replace(data, train=replace(data.train, images=few)).boxed
-    noisy = boxed.train.images + torch.randint_like(few, 20) * (boxed.train.images == 0)  # as a JPEG's, or a scanner's
+    noisy = boxed.train.images + torch.randint_like(few, 20) * (boxed.train.images == 0)  # as in a JPEG, or from a scanner
     assert replace(data, train=replace(data.train, images=noisy)).boxed
     larger = boxed.train.images.repeat_interleave(2, dim=2).repeat_interleave(2, dim=3)
     assert replace(data, train=replace(data.train, images=larger)).boxed
@@ -293,7 +293,7 @@ def test_mnist_is_in_its_box(mnist: DataSet) -> None:
 def test_another_sets_files_in_the_environments_folder_do_not_keep_one_from_its_own(
     copy: Path, mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All sets call their files the same, and $CAPSERVE_DATA may hold one."""
+    """All sets use the same file names, and $CAPSERVE_DATA may hold one of them."""
     cache = tmp_path / "cache"
     monkeypatch.setenv("CAPSERVE_DATA", str(copy))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
@@ -312,7 +312,7 @@ def test_a_folder_s_own_files_may_be_a_known_sets(copy: Path, monkeypatch: pytes
 
 
 def test_other_labels_are_another_data_set(data: DataSet) -> None:
-    """A run does not go on after they were corrected."""
+    """A run cannot be resumed after labels were corrected."""
     labels = data.train.labels.clone()
     labels[0] = (labels[0] + 1) % 10
     assert replace(data, train=Digits(data.train.images, labels)).digest != data.digest

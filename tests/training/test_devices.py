@@ -46,7 +46,7 @@ def test_memory_that_does_not_suffice_is_told_with_what_to_do() -> None:
 
 
 def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No GPU is needed to be too few of them."""
+    """The test itself needs no GPU."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -91,7 +91,7 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_process_that_finds_no_others_says_what_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")  # as a job of Slurm has it
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as in a Slurm job
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
         pytest.raises(SettingError, match="WORLD_SIZE is 2, but .*; start it with torchrun, or unset WORLD_SIZE"),

@@ -1,4 +1,4 @@
-"""Turned axes change no answer, and do what they are named for."""
+"""Rotated axes change no answer, and do what they are named for."""
 
 from dataclasses import replace
 
@@ -53,7 +53,7 @@ def test_turned_axes_change_no_answer(shared: bool, sees_class: bool, hidden: tu
     after = aligned(before, found)
     ours, theirs = before.encoder(images), after.encoder(images)
     torch.testing.assert_close(ours.lengths, theirs.lengths)
-    assert (ours.capsules - theirs.capsules).abs().max() > 1e-3  # they did turn
+    assert (ours.capsules - theirs.capsules).abs().max() > 1e-3  # axes were rotated
     rows = torch.arange(40)
     mine = before.decoder(ours.capsules[rows, labels], labels)
     torch.testing.assert_close(mine, after.decoder(theirs.capsules[rows, labels], labels))
@@ -90,7 +90,7 @@ def test_the_axes_become_the_directions_that_move_and_slant_a_drawing() -> None:
 
 
 def test_an_axis_is_for_the_same_measure_in_every_class() -> None:
-    """Though one class hardly leans: the axes after it would all move up, and what they are named for be false of that class."""
+    """Even if one class hardly leans: else its later axes would all move up, and their names would be wrong for that class."""
 
     class Stiff(Bars):
         def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
@@ -130,7 +130,7 @@ def test_a_dimension_that_does_two_things_alike_has_the_name_of_neither() -> Non
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])
 def test_where_drawings_of_a_class_hardly_differ_nothing_is_told_in_their_deviations(spread: float) -> None:
-    """One picture of each class is held out, or the network draws each class as one picture: then export went wrong."""
+    """With one picture of each class held out, or a network that draws each class as one picture, export once went wrong."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
     alike = Poses(torch.eye(10, 6).repeat(20, 1) + spread * found.poses, torch.arange(200) % 10)
@@ -142,7 +142,7 @@ def test_where_drawings_of_a_class_hardly_differ_nothing_is_told_in_their_deviat
 
 
 def test_what_is_told_in_deviations_that_nobody_sees_has_no_name() -> None:
-    """By 0.003 pixels a row drawings of a class lean apart, and no eye sees that a pose leans them by a hundred times as much."""
+    """Drawings of a class differ in slant by 0.003 pixels a row, which nobody sees, so a hundred times as much tells nothing."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
     alike = Poses(torch.eye(10, 6).repeat(20, 1) + 0.01 * found.poses, torch.arange(200) % 10)
@@ -151,7 +151,7 @@ def test_what_is_told_in_deviations_that_nobody_sees_has_no_name() -> None:
 
 
 def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
-    """The more a bar leans, the more does moving its lower end change beside where it lies."""
+    """The more a bar leans, the more its other measures change when it leans further."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
     named = dimensions(model, found)
@@ -174,7 +174,7 @@ def test_the_strength_is_of_the_whole_reach() -> None:
             x = torch.arange(60.0)
             return (-((x - 30 - 8 * poses[:, :1]) ** 2) / 8).exp()[:, None, None].expand(-1, 1, 9, -1)
 
-    poses = torch.tensor([[-1.0, 0.0], [1.0, 0.0]]).repeat(10, 1)  # a standard deviation of 1, of 8 pixels
+    poses = torch.tensor([[-1.0, 0.0], [1.0, 0.0]]).repeat(10, 1)  # a standard deviation of 1, which is 8 pixels
     found = dimensions(Bump(2), Poses(poses, torch.zeros(20, dtype=torch.int64)))
     assert found[0].strength == pytest.approx(2 * REACH, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""What a run writes down of its epochs, on steps that are written here; and that each of them draws anew."""
+"""What a run records of its epochs, with steps that are defined here; and that each of these draws anew."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +22,7 @@ Step = tuple[Tensor, Tensor]
 
 
 def trained(data: DataSet, out: Path, **settings: Any) -> Checkpoint:
-    """Two epochs of 340 pictures, if nothing else is asked for."""
+    """Train for two epochs of 340 pictures, unless `settings` say otherwise."""
     tiny = PRESETS["tiny"]
     chosen = {"dataset": "folder", "epochs": 2, "validation": 60, "batch_size": 100, **settings}
     return train.train(replace(tiny, training=replace(tiny.training, **chosen)), data, out, Place(torch.device("cpu")))
@@ -57,7 +57,7 @@ def test_every_epoch_and_every_step_draws_anew(data: DataSet, tmp_path: Path, mo
     monkeypatch.setitem(train.AUGMENTATIONS, "affine", note)
     trained(data, tmp_path, batch_size=170, augment="affine")
     assert len(set(augmented)) == len(set(dropped)) == 4
-    assert not set(augmented) & set(dropped)  # nor does one purpose draw what another does
+    assert not set(augmented) & set(dropped)  # and each purpose has seeds of its own
     assert not torch.equal(orders[0], orders[2])
 
 

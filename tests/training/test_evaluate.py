@@ -8,7 +8,7 @@ from training.networks import Encoding
 
 
 class Knows:
-    """A model that reads the label off a table: right but for the pictures told otherwise."""
+    """A model that looks labels up in a table: right except for the first `wrong` pictures."""
 
     def __init__(self, data: DataSet, wrong: int) -> None:
         self.labels = data.test.labels.clone()

@@ -58,7 +58,7 @@ assert isinstance(TINY, CapsuleNet)
 
 
 def untrained(network: CapsuleNet | PlainNet) -> Checkpoint:
-    """Random weights, and batch norm that has seen something."""
+    """Random weights, and batch norm that has seen some pictures."""
     torch.manual_seed(0)
     made = Network(network)
     with torch.no_grad():
@@ -82,7 +82,7 @@ def written(network: CapsuleNet | PlainNet, folder: Path) -> Written:
 
 
 def routed(routing: str, iterations: int = 3, squash: str = "paper") -> tuple[Network, CapsuleNet]:
-    """Untrained votes are so short that one count of iterations is as good as another: these are longer."""
+    """Lengthens votes: untrained ones are so short that the number of iterations makes no difference."""
     config = replace(TINY, routing=routing, iterations=iterations, squash=squash)
     network = graphs.storable(untrained(config).restored())
     with torch.no_grad():
@@ -101,14 +101,14 @@ def test_every_preset_is_equal_in_onnx(preset: Written) -> None:
 
 @pytest.fixture(scope="session")
 def decoder(tmp_path_factory: pytest.TempPathFactory) -> tuple[nn.Module, Path]:
-    """Exported once: it does not know by which routing its poses were found."""
+    """Exported once, since it does not depend on the routing that finds poses."""
     network, folder, _ = written(TINY, tmp_path_factory.mktemp("decoder"))
     return network.decoder, folder / DECODER_FILE
 
 
 @pytest.mark.parametrize(
     ("iterations", "squash"),
-    # One at a time: the squash is the same layer at each count, and a count unrolls the same steps with each squash.
+    # Only one is varied at a time: squash is the same layer for any number of iterations, and their steps for any squash.
     [(3, "paper"), *((1, squash) for squash in SQUASH_CONSTANTS)],
 )
 @pytest.mark.parametrize("routing", ROUTINGS)
@@ -135,12 +135,12 @@ def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
             assert first.dim_param == "N"
             assert all(axis.dim_value > 0 for axis in others)
         assert not graph.graph.metadata_props
-        assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)  # stack traces of this machine
+        assert not any(node.metadata_props or node.doc_string for node in graph.graph.node)  # no stack traces of this machine
 
 
-@pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may have need to look at single votes
+@pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may need to look at single votes
 def test_onnx_runtime_need_not_write_the_votes_a_second_time(routing: str, tmp_path: Path) -> None:
-    """In float32 it once transposed them for the first sum alone: up to an eighth of all that an encoder does."""
+    """In float32 it once transposed them just for the first sum: up to an eighth of an encoder's work."""
     graphs.save_halved(graphs.encoder_graph(*routed(routing)), tmp_path / ENCODER_FILES["fp32"])
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
@@ -148,7 +148,7 @@ def test_onnx_runtime_need_not_write_the_votes_a_second_time(routing: str, tmp_p
     onnxruntime.InferenceSession(tmp_path / ENCODER_FILES["fp32"], options, providers=["CPUExecutionProvider"])
     nodes = onnx.load(options.optimized_model_filepath).graph.node
     orders = [list(each.attribute[0].ints) for each in nodes if each.op_type == "Transpose"]
-    assert [order for order in orders if len(order) == 4] == []  # votes have four axes, and pictures stay as they come
+    assert [order for order in orders if len(order) == 4] == []  # votes have four axes; pictures do too, but are not transposed
     assert orders  # of the primary capsules
 
 
@@ -168,7 +168,7 @@ def test_weights_of_64_values_are_halved_in_network_and_graph_alike(tmp_path: Pa
     stored = graphs.storable(layer)  # type: ignore[arg-type]
     assert torch.equal(stored.weight, layer.weight.half().float())
     assert torch.equal(stored.bias, layer.bias)
-    assert not torch.equal(stored.weight, layer.weight)  # which stay as they were learned
+    assert not torch.equal(stored.weight, layer.weight)  # the original keeps its weights
     weights = [numpy_helper.from_array(each.detach().numpy(), name) for name, each in layer.named_parameters()]
     ends = [onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, [2, 8]) for name in "xy"]
     node = onnx.helper.make_node("Gemm", ["x", "weight", "bias"], ["y"], transB=1)
@@ -197,14 +197,14 @@ def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None
 
 @pytest.fixture(scope="session")
 def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """The run of test_cli.py once more: of equal weights the graphs are exported once."""
+    """The same run as in test_cli.py, so that graphs, of equal weights, are exported only once."""
     training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=2, batch_size=20)
     return train(replace(PRESETS["tiny"], training=training), data, tmp_path_factory.mktemp("run"), Place(torch.device("cpu")))
 
 
 @pytest.fixture(scope="session")
 def said() -> list[str]:
-    """What was told while `shapes` was made."""
+    """The messages of the export of `shapes`."""
     return []
 
 
@@ -291,7 +291,7 @@ def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
 def test_exporting_again_replaces_a_bundle_and_nothing_else(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     folder = tmp_path / "not" / "yet" / "shapes"
     first = export(finished, data, folder, quantised=False, say=lambda _: None)
-    (folder / f"{MANIFEST}.part").touch()  # of an `evaluate --record` that was killed
+    (folder / f"{MANIFEST}.part").touch()  # left by an `evaluate --record` that was killed
     again = export(finished, data, folder, quantised=False, say=lambda _: None)
     assert first.manifest.fingerprint == again.manifest.fingerprint
     assert [path.name for path in folder.parent.iterdir()] == ["shapes"]
@@ -336,7 +336,7 @@ def test_a_graph_that_differs_from_torch_is_refused_and_the_bundle_before_it_sta
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """In one of many numbers, so not every difference is large, or NaN."""
+    """Only one of many numbers is wrong, so not every difference is large, or NaN."""
     classify = OnnxModel.classify
 
     def astray(model: OnnxModel, images: Tensor) -> Encoding:
@@ -363,7 +363,7 @@ def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The one before is out of the way and the new one does not come: that rename fails, all others are real."""
+    """The old bundle is moved aside, and moving the new one into place fails; all other renames are real."""
     folder, rename = tmp_path / "shapes", Path.rename
     shutil.copytree(shapes.folder, folder)
     before = contents(folder)
@@ -436,7 +436,7 @@ def test_a_bundle_of_another_kind_is_not_replaced(
 
 
 def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
-    """A copy of the bundle that knows the errors of another seed, on so many pictures."""
+    """A copy of the bundle with a record of another seed's errors, on `count` pictures."""
     shutil.copytree(shapes.folder, folder)
     manifest = json.loads((folder / MANIFEST).read_text())
     rate = {"errors": 3, "count": count, "percent": 300 / count, "low": 0.1, "high": 13.7}
@@ -470,7 +470,7 @@ def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoin
     assert _other_seeds(folder, others, said.append) == ()
     assert said[-1] == "what it knows of 1 other seeds is lost with the replaced bundle: other training pictures"
     manifest = json.loads((folder / MANIFEST).read_text())
-    del manifest["training"]["data"]  # as in bundles of before
+    del manifest["training"]["data"]  # as in older bundles
     (folder / MANIFEST).write_text(json.dumps(manifest))
     assert [each.seed for each in _other_seeds(folder, others, said.append)] == [7]
 
@@ -561,8 +561,8 @@ def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data
 def test_where_all_votes_are_zero_the_graph_has_numbers_as_torch_does(
     routing: str, decoder: tuple[nn.Module, Path], tmp_path: Path
 ) -> None:
-    """What is added under a root is so little that an optimizer of graphs may take it for nothing."""
-    network, config = routed(routing, iterations=2)  # a third would do what the second does
+    """What is added under the root is so small that a graph optimizer may take it for zero."""
+    network, config = routed(routing, iterations=2)  # a third would repeat the second
     with torch.no_grad():
         network.encoder.routed.transforms.zero_()
     images = torch.rand(2, *config.image_shape)
@@ -579,7 +579,7 @@ def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
 
     def dividing(model: OnnxModel, images: Tensor) -> Encoding:
         found = classify(model, images)
-        if len(images) > PARITY_BATCHES[-1]:  # so not while it is compared with torch
+        if len(images) > PARITY_BATCHES[-1]:  # not while it is compared with torch
             found.lengths[0, 0] = torch.nan
         return found
 
@@ -590,7 +590,7 @@ def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
 
 
 def test_a_pose_may_have_more_values_than_a_picture_has_pixels() -> None:
-    """Its axes stay as they were learned: not each of them can change something of its own."""
+    """Its axes stay as they were learned, since not each of them can change something of its own."""
     config = replace(PRESETS["tiny"].network, image_shape=(1, 14, 14), pose_size=200)
     network = Network(config).eval()
     poses = Poses(torch.rand(30, 200), torch.arange(30) % 10)
@@ -632,7 +632,7 @@ def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_
     assert any("not find ink" in line for line in said) != expected
     assert made.manifest.max_objects == (1 if pairs == "none" else 2)
     assert made.manifest.image_shape == shape
-    assert made.manifest.boxed == expected  # side by side they spread over more than the middle
+    assert made.manifest.boxed == expected  # side by side, they spread beyond the middle
     assert (made.folder / DECODER_FILE).exists()
 
 
@@ -647,7 +647,7 @@ def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made
 
 
 class Astray(TorchModel):
-    """Errs on pictures with ink, on blank ones or in drawings, by nothing if not told."""
+    """Is wrong by these amounts on pictures with ink, on blank ones or in drawings; all are 0 at first."""
 
     with_ink = blank = drawing = 0.0
 

@@ -88,17 +88,17 @@ def test_redrawn_pictures_are_what_the_network_draws_and_keep_their_labels_and_i
     capsules = network.classify(batch.images).capsules[torch.arange(40), winners]
     drawings = network.reconstruct(capsules, winners)
     alike = network.classify(drawings).lengths.argmax(dim=1) == winners
-    assert 0 < alike.sum() < 40  # or the network would be of no use here
+    assert 0 < alike.sum() < 40  # else this network would be of no use here
     assert torch.allclose(again.images, drawings[alike], atol=1e-6)
     assert torch.equal(again.labels, batch.labels[alike])
     assert torch.equal(again.targets, batch.targets[alike])
 
 
 def test_of_pictures_whose_drawings_are_none_of_them_likenesses_there_is_no_figure(tmp_path: Path) -> None:
-    """ONNX Runtime does not survive a batch of none."""
+    """ONNX Runtime does not survive an empty batch."""
     network = model(28)
     encoding = network.classify(torch.zeros(1, 1, 28, 28))
-    lengths = iter([encoding.lengths, encoding.lengths.flip(1)])  # named one way, its drawing another
+    lengths = iter([encoding.lengths, encoding.lengths.flip(1)])  # the picture is classified one way, its drawing another
     network.classify = lambda images: encoding._replace(lengths=next(lengths))  # type: ignore[method-assign]
     (batch,) = fixed_batches(Digits(torch.zeros(1, 1, 28, 28, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64)), "none")
     with pytest.raises(ExportError, match="nothing to draw"):

@@ -29,7 +29,7 @@ def test_a_step_is_by_its_own_gradient(data: DataSet) -> None:
     trained = learner()
     first, second = fixed_batches(data.train[:100], "none", size=50)
     trained.step(first, 0, 0.0, 1.0)
-    trained.step(second, 1, 0.0, 0.0)  # whose loss weighs nothing
+    trained.step(second, 1, 0.0, 0.0)  # the loss has weight 0
     assert all(weights.grad is not None and not weights.grad.any() for weights in trained.network.parameters())
 
 

@@ -11,7 +11,7 @@ CENTRE = 13.5
 
 
 def distance(x: Tensor, y: Tensor, across: float, down: float, lean: float) -> Tensor:
-    """From each pixel to an upright line through (across, down) that leans to the right by `lean` a pixel upwards, (28, 28)."""
+    """Distance of each pixel from a line through (across, down) that goes `lean` pixels right for each pixel up, (28, 28)."""
     return ((x - across) + lean * (y - down)).abs() / (1 + lean**2) ** 0.5
 
 

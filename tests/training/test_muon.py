@@ -1,4 +1,4 @@
-"""Steps that are as long in every direction: singular values near one, whatever the gradient's were."""
+"""Steps have the same length in every direction: singular values are near one, whatever the gradient's were."""
 
 import pytest
 import torch
@@ -42,7 +42,7 @@ def test_a_convolution_is_one_matrix_however_it_lies(memory: torch.memory_format
 
 def test_transformations_are_stacks_of_a_matrix_for_each_class() -> None:
     torch.manual_seed(0)
-    for shape in ((5, 8, 30), (8, 30)):  # 3 classes of 10D; 5 inputs of 8D, and a transformation that all inputs share
+    for shape in ((5, 8, 30), (8, 30)):  # 3 classes of 10D; 5 inputs of 8D, or a transformation that all inputs share
         weights = torch.nn.Parameter(torch.randn(shape))
         gradient, before = torch.randn(shape), weights.detach().clone()
         weights.grad = gradient.clone()
@@ -68,4 +68,4 @@ def test_what_sees_pixels_and_what_sees_one_channel_is_adams() -> None:
     compact, single = (Network(PRESETS[name].network) for name in ("compact", "compact16"))
     assert [tuple(kernel.shape[:2]) for kernel in convolutions(compact)] == [(32, 32), (64, 32), (64, 64), (128, 64), (128, 128)]
     assert len(transforms(compact)) == 1
-    assert len(convolutions(single)) == 3  # of four in the stem, and none of the depthwise one
+    assert len(convolutions(single)) == 3  # three of the stem's four, and not the depthwise one

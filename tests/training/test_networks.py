@@ -51,12 +51,12 @@ def test_dropout_silences_whole_capsules_in_training_alone() -> None:
     images = torch.rand(8, 1, 28, 28)
     said = encoder.train()(images)
     encoder.eval()(images)
-    (votes,), (same, voices), (_,) = heard  # drawn, named, and named without training
+    (votes,), (same, voices), (_,) = heard  # to draw, to classify, and outside training
     assert same is votes
     assert voices.shape == (8, votes.shape[2])  # one for each capsule
     assert 0.3 < (voices == 0).float().mean() < 0.7
-    assert (voices[voices != 0] == 2).all()  # as loud in the mean as if none were silent
-    torch.testing.assert_close(said.capsules, encoder.routed(votes))  # drawn is what all agree on
+    assert (voices[voices != 0] == 2).all()  # on average as loud as if none were silent
+    torch.testing.assert_close(said.capsules, encoder.routed(votes))  # the pose to draw comes from all
     torch.testing.assert_close(said.lengths, lengths(encoder.routed(votes, voices)))
 
 
@@ -120,7 +120,7 @@ def test_a_drawing_is_of_ink_between_none_and_all() -> None:
 
 @pytest.mark.parametrize("part", ["decoder", "encoder"])
 def test_between_two_layers_something_is_rectified(part: str) -> None:
-    """Else they were one, however many there are."""
+    """Otherwise they would equal one layer, however many there are."""
     torch.manual_seed(0)
     network = Network(PRESETS["pooled" if part == "encoder" else "compact"].network).eval()
     dense = network.encoder.head if part == "encoder" else network.decoder.layers

@@ -29,7 +29,7 @@ def test_pairs_are_of_different_classes(name: str, data: DataSet) -> None:
 
 
 def test_each_target_is_the_picture_of_its_label(data: DataSet) -> None:
-    """Side by side the first object is the left half, the second the right; each half is a picture of the data, so labelled."""
+    """Side by side the first object is the left half, the second the right; each is a picture of the data with that label."""
     part = data.train[:30]
     batch = arrangement("side_by_side").arrange(part, Partners(data.train), none, torch.Generator().manual_seed(0))
     for index in range(2):
@@ -52,7 +52,7 @@ def test_both_overlapping_digits_move_up_to_four_pixels_whatever_the_augmentatio
         assert (int(each.min()), int(each.max())) == (-4, 4)
         assert len(each.unique(dim=0)) == 81
     frames = (28 - (places[0] - places[1]).abs()).prod(dim=1) / 28**2  # how much of a digit's frame the other's covers
-    assert float(frames.mean()) == pytest.approx(0.8, abs=0.01)  # as the paper says of its own
+    assert float(frames.mean()) == pytest.approx(0.8, abs=0.01)  # as in the paper
 
 
 def test_both_digits_of_a_pair_are_augmented() -> None:

@@ -36,7 +36,7 @@ def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data
 
 
 def test_an_accent_is_the_same_however_a_system_writes_it(pictures: Path) -> None:
-    """A Mac's archives hold it apart from its letter: to whoever sees such folders they have one name, and to a program two."""
+    """Archives made on a Mac separate it from its letter: such folders look as if they had one name, but programs see two."""
     first = min((pictures / PARTS[0]).iterdir()).name
     for part, form in zip(PARTS, ("NFD", "NFC"), strict=True):
         (pictures / part / first).rename(pictures / part / unicodedata.normalize(form, "étoile"))
@@ -57,7 +57,7 @@ def test_however_few_are_held_out_every_class_is_in_both_parts(counts: list[int]
 
 
 def test_pictures_are_learned_the_way_they_are_shown(tmp_path: Path) -> None:
-    """As the service takes them: cameras write them lying, and how they are to be turned beside them."""
+    """As in the service: cameras store pictures unturned, and beside them which way to turn them."""
     generator, turned = np.random.default_rng(0), tmp_path / "turned"
     for part, label, each in itertools.product(PARTS, "27", range(3)):
         shown = Image.fromarray(drawn.digit(int(label), generator))
@@ -91,7 +91,7 @@ def test_pictures_in_colour_are_learned_exported_measured_and_drawn(tmp_path: Pa
 
 
 def test_pictures_without_a_colour_are_grey_however_they_lie_in_files(pictures: Path) -> None:
-    """As many programs write them; in three channels their ink would not be found to be in a box."""
+    """Many programs write grey pictures in three channels, in which ink would not be found to be in a box."""
     before = load("folder", pictures)
     for number, path in enumerate(sorted(pictures.glob("*/*/*.png"))):
         Image.open(path).convert("P" if number % 2 else "RGB").save(path)
@@ -107,13 +107,13 @@ def test_pictures_without_a_colour_are_grey_however_they_lie_in_files(pictures: 
 
 @pytest.mark.parametrize("mode", ["L", "P", "RGB"])
 def test_a_picture_with_transparent_parts_is_refused(mode: str, pictures: Path) -> None:
-    """What lies below them says nothing: black ink on nothing would be black on black."""
+    """What colour lies below them says nothing: black ink on a transparent background would be black on black."""
     path = pictures / "train/3/3.png"
     opaque = Image.new(mode, (28, 28))
     there = {"transparency": 9} if mode != "RGB" else {"transparency": (9, 9, 9)}
     opaque.save(path, **there)
     if mode == "L":
-        assert load("folder", pictures).train.images.shape[1] == 1  # no pixel is of that level
+        assert load("folder", pictures).train.images.shape[1] == 1  # no pixel has the transparent level
     opaque.save(path, transparency=0 if mode != "RGB" else (0, 0, 0))
     with pytest.raises(
         DataError, match=r"train/3/3\.png: expected a picture without transparent parts; lay it over a background"

@@ -1,4 +1,4 @@
-"""Which layers become int8, and how near the result stays."""
+"""Which layers become int8, and how close the result stays."""
 
 import logging
 
@@ -13,7 +13,7 @@ from training.quantise import int8, may_keep_capsules_float
 
 
 def encoder_of(config: CapsuleNet | PlainNet) -> onnx.ModelProto:
-    """With the weights of test_export.py: of equal ones the graph is exported once."""
+    """An encoder graph with the weights of test_export.py, so that it is exported only once."""
     return graphs.encoder_graph(graphs.storable(untrained(config).restored()), config)
 
 
@@ -43,12 +43,12 @@ def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_no
 
 
 def test_one_huge_value_leaves_the_others_their_levels() -> None:
-    """Of as many pictures as make some batches and a part of one."""
+    """The number of pictures makes some whole batches and a part of one."""
     config = PRESETS["tiny"].network
     encoder = encoder_of(config)
 
     def scale(pictures: torch.Tensor) -> float:
-        """Of what the first layer hands on."""
+        """Scale of the first layer's output."""
         graph = int8(encoder, pictures, capsules=False).graph
         constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
         return float(next(constants[node.input[1]] for node in graph.node if node.op_type == "QuantizeLinear"))
@@ -67,7 +67,7 @@ def test_it_says_nothing_and_has_levels_of_its_own_for_each_channel(
     graph = int8(encoder, torch.rand(4, *config.image_shape), capsules=True).graph
     assert (capsys.readouterr().out, caplog.messages) == ("", [])
     logging.getLogger().warning("pre-processing")
-    assert caplog.messages == ["pre-processing"]  # logs are as they were
+    assert caplog.messages == ["pre-processing"]  # the log filter is gone
     constants = {tensor.name: onnx.numpy_helper.to_array(tensor) for tensor in graph.initializer}
     rounding = [node.input for node in graph.node if node.op_type in ("QuantizeLinear", "DequantizeLinear")]
     weights = [names for names in rounding if names[0] in constants and constants[names[0]].ndim == 4]

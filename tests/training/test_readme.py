@@ -1,4 +1,4 @@
-"""What README says of presets and of the shipped bundles is theirs."""
+"""What README says about presets and the shipped bundles is true of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ README = (Path(__file__).parents[2] / "README.md").read_text()
 
 
 def test_versions_checksums_and_tokens_are_those_of_the_shipped_bundles() -> None:
-    """What the commands' test, tests/test_readme.py, masks: who copies a token out of README wants it drawn."""
+    """tests/test_readme.py, which tests the commands, masks these values; yet a token copied from README must work."""
     manifests = [bundle.read(folder).manifest for folder in accuracy.bundles().values()]
     assert set(re.findall(r"(?<!\.)\b[0-9a-f]{16}\b", README)) == {manifest.version for manifest in manifests}
     sums = set(re.findall(r"\b[0-9a-f]{64}\b", README))

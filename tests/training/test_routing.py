@@ -65,7 +65,7 @@ def test_agreement_replaces_its_logits_and_compares_directions(votes: Tensor) ->
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_more_iterations_strengthen_who_agrees(name: str) -> None:
-    """Half of the inputs vote alike for class 0, all else scatters: routing lengthens that capsule against the uniform start."""
+    """Half of the inputs vote alike for class 0, all other votes scatter: routing makes that capsule longer than at the start."""
     generator = torch.Generator().manual_seed(2)
     votes = torch.randn(1, OUT, IN, POSE, generator=generator)
     votes[0, 0, : IN // 2] = torch.ones(POSE)
@@ -75,7 +75,7 @@ def test_more_iterations_strengthen_who_agrees(name: str) -> None:
 
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_the_gradient_flows_through_the_last_iteration_only(name: str, votes: Tensor) -> None:
-    """With couplings held still the last step is linear in the votes: its gradient is the coupling itself, repeated over pose."""
+    """With fixed couplings the last step is linear in the votes: the gradient of a pose's first value is the coupling itself."""
     votes.requires_grad_()
     ROUTINGS[name](votes, 3, lambda sums: sums)[:, :, 0].sum().backward()
     assert votes.grad is not None
@@ -87,7 +87,7 @@ def test_the_gradient_flows_through_the_last_iteration_only(name: str, votes: Te
 @pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize("name", ROUTINGS)
 def test_a_louder_voice_is_as_a_longer_vote(name: str, iterations: int, votes: Tensor) -> None:
-    """The capsules and the gradient; a silent input has no say."""
+    """Capsules and gradient are the same; a silent input has no influence."""
     voices = torch.rand(BATCH, IN, generator=torch.Generator().manual_seed(3)) * 2
     voices[:, ::3] = 0
     votes.requires_grad_()

@@ -13,7 +13,7 @@ CLASSES = ("a", "b")
 
 @dataclass
 class Told:
-    """A model that answers what the test says: lengths (n, 2), poses (n, 2, 3), and pictures of one grey."""
+    """A model that gives the test's answers: lengths (n, 2), poses (n, 2, 3), and pictures of one grey."""
 
     lengths: Tensor
     capsules: Tensor
@@ -52,11 +52,11 @@ def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
 
 @pytest.mark.parametrize("seen", [10, 60, FEW - 1])
 def test_of_few_pictures_as_many_others_lie_beyond_a_percentile_as_it_says(seen: int) -> None:
-    """Of ten the furthest is no measure of what one in a thousand does: verdicts would refuse one in eleven for it."""
+    """The furthest of ten is no estimate for one in a thousand: as a threshold it would make verdicts refuse one in eleven."""
     generator = torch.Generator().manual_seed(seen)
     beyond: dict[str, list[float]] = {}
     for _ in range(200):
-        winners = torch.rand(seen, generator=generator) ** 0.25  # shorter than x: x ** 4 of all
+        winners = torch.rand(seen, generator=generator) ** 0.25  # x ** 4 of all are shorter than x
         lengths = torch.stack([winners, torch.zeros(seen)], dim=1)
         found = usual(Told(lengths, torch.zeros(seen, 2, 3)), [batch([0] * (seen - 1) + [1])], CLASSES)
         assert found.thresholds.presence >= float(winners.min())

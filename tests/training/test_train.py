@@ -1,4 +1,4 @@
-"""Training for real, on drawn digits with the tiny preset: what a run leaves, and that it goes on to the same numbers."""
+"""Real training on drawn digits with the tiny preset: what a run leaves, and that it resumes with the same results."""
 
 import csv
 import os
@@ -44,7 +44,7 @@ def config(name: str = "tiny", **training: Any) -> Config:
 
 
 def same(first: Path, second: Path, rounding: float = 0.0) -> bool:
-    """Bit for bit the same weights, averages and optimizer, and but for rounding the history; only the clock may differ."""
+    """Whether weights, averages and optimizers are equal bit for bit, and histories but for rounding; only times may differ."""
     one, two = checkpoint.load(first), checkpoint.load(second)
     rows = [[{**row, "seconds": 0} for row in state.history] for state in (one, two)]
     pairs = [(one.network, two.network), (one.average, two.average)]
@@ -89,7 +89,7 @@ def test_another_seed_is_another_run(finished: Path, data: DataSet, tmp_path: Pa
 def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
     finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two stops, the first at the third of an epoch's seven steps."""
+    """Two stops, the first after the third of an epoch's seven steps."""
     answers = [False, False, True, *[False] * 6, True]
     with monkeypatch.context() as patch:
         patch.setattr(Place, "any", lambda self, flag: bool(answers and answers.pop(0)))
@@ -105,7 +105,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
 def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
     finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Only one of several processes validates: were it to leave at once, the others would wait for it for ever."""
+    """Only one of several processes validates: if it left at once, the others would wait for it for ever."""
     with monkeypatch.context() as patch:
         patch.setattr("training.train.fixed_batches", lambda *_: [signal.raise_signal(signal.SIGINT)] and [])
         patch.setattr("training.train.evaluate", lambda model, batches, classes: Evaluation(1, 0, torch.zeros(1, 1), 0.0))
@@ -117,7 +117,7 @@ def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
 
 
 def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`auto` looks at the processor, and the next one may be another."""
+    """`auto` depends on the processor, and the run may resume on another."""
     monkeypatch.setattr("training.devices._multiplies_bf16", lambda _: True)
     train(config(epochs=1, precision="auto"), data, tmp_path / "run", CPU)
     shutil.copytree(tmp_path / "run", tmp_path / "elsewhere")
@@ -151,7 +151,7 @@ def test_muon_wants_matrices(data: DataSet, tmp_path: Path) -> None:
 
 
 def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
-    """The rate rises again and ends where it ended before, and the whole is what two cycles in one go come to."""
+    """The rate rises again and ends where it ended before, and the result is the same as of two cycles in one go."""
     train(config(cycles=2), data, tmp_path / "whole", CPU)
     shutil.copytree(finished, tmp_path / "parts")
     train(config(cycles=2), data, tmp_path / "parts", CPU, resume=True)
@@ -173,18 +173,18 @@ def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
 
 def long_run(folder: Path) -> list[str]:
-    """One that lasts long enough to be interrupted."""
+    """Arguments of a run that lasts long enough to be interrupted."""
     flags = ["--data", str(folder), "--dataset", "folder", "--validation", "60", "--batch-size", "10", "--epochs", "5"]
     return ["train", "--preset", "tiny", *flags]
 
 
 def to_the_end(arguments: list[str], out: Path, *flags: str) -> None:
-    """In this process: another would take seconds to import torch."""
+    """Train in this process, since another would take seconds to import torch."""
     assert main([*arguments, "--out", str(out), *flags]) == 0
 
 
 def both_to_the_end(command: list[str], out: Path, *flags: str) -> None:
-    """What a process that failed said is the only way to learn why it did, where that is rare."""
+    """Train in processes; if they fail, their output is shown, the only way to learn why a rare failure happened."""
     done = subprocess.run([*command, "--out", str(out), *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
@@ -193,7 +193,7 @@ def both_to_the_end(command: list[str], out: Path, *flags: str) -> None:
 def test_an_interrupted_run_resumes_to_the_same_numbers(
     number: signal.Signals, folder: Path, uninterrupted: Path, tmp_path: Path
 ) -> None:
-    """SIGINT saves the step under way and says how to go on, as SIGTERM does to two; after SIGKILL the last epoch is there."""
+    """SIGINT saves the current step and says how to resume, as SIGTERM does below; after SIGKILL the last epoch is there."""
     process = subprocess.Popen([*CAPTRAIN, *long_run(folder), "--out", str(tmp_path)], stderr=subprocess.PIPE, text=True)
     while not (tmp_path / "history.csv").exists():
         assert process.poll() is None
@@ -212,7 +212,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, -signal.SIGTERM)])
 def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int, folder: Path, tmp_path: Path) -> None:
-    """Where the first waits for a step that is long in coming: here a validation takes ten minutes."""
+    """The first one waits for the next step, which may take long: here a validation takes ten minutes."""
     program = (
         "import sys, time\nfrom training import train\nfrom training.__main__ import main\n"
         "train.fixed_batches = lambda *_: [print('validating', flush=True), time.sleep(600)]\nsys.exit(main(sys.argv[1:]))"
@@ -224,7 +224,7 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
         assert "validating\n" in iter(process.stdout.readline, "")
         process.send_signal(number)
         with pytest.raises(subprocess.TimeoutExpired):
-            process.wait(2)  # sent sooner the two might arrive as one
+            process.wait(2)  # sent sooner, the two signals might arrive as one
         process.send_signal(number)
         assert process.wait(60) == status
         assert "continue with the same command" not in process.communicate()[1]
@@ -237,7 +237,7 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
 def test_the_schedule_the_augmentation_and_the_weights_of_losses_are_what_the_config_says(
     finished: Path, data: DataSet, tmp_path: Path
 ) -> None:
-    """Each left out or changed makes another run; the rates are the schedule's own."""
+    """Changing the augmentation or a weight makes a different run; the rates are the schedule's own."""
     state = checkpoint.load(finished)
     last = [(7 * epoch - 1) / 14 for epoch in (1, 2)]
     expected = [SCHEDULES["one_cycle"](progress, state.config.training) * 0.01 for progress in last]
@@ -264,13 +264,13 @@ def test_the_first_step_is_adam_on_the_papers_loss(data: DataSet, tmp_path: Path
     optimizer.step()
     done = train(settings, data, tmp_path, CPU)
     assert done.history[0]["loss"] == pytest.approx(float(loss.detach()), rel=1e-4)
-    for key, weights in network.state_dict().items():  # Adam's first step is the gradient's sign: rounding may turn a few
+    for key, weights in network.state_dict().items():  # Adam's first step is the gradient's sign: rounding may flip a few
         near = (done.network[key].float() - weights.float()).abs() < 1e-3
         assert float(near.float().mean()) > 0.98
 
 
 class Sealed:
-    """In place of the test digits: whoever looks at it fails."""
+    """Stands in for the test digits, and fails when it is read."""
 
     def __getattr__(self, name: str) -> None:
         raise AssertionError("the test digits were read")
@@ -278,7 +278,7 @@ class Sealed:
 
 def test_training_and_export_read_no_test_digit(data: DataSet, tmp_path: Path) -> None:
     sealed = replace(data, test=Sealed())  # type: ignore[arg-type]
-    done = train(config(batch_size=20), sealed, tmp_path / "run", CPU)  # of test_export.py's weights, whose graphs are there
+    done = train(config(batch_size=20), sealed, tmp_path / "run", CPU)  # with test_export.py's weights, whose graphs exist
     made = export(done, sealed, tmp_path / "mine", quantised=True, say=lambda _: None)
     assert {each.error.count for each in made.manifest.metrics.validation.values()} == {60}
 
@@ -321,7 +321,7 @@ def test_the_average_follows_each_step(data: DataSet, tmp_path: Path) -> None:
 
 
 def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(data: DataSet, tmp_path: Path) -> None:
-    """After Adam's first step, as long for every weight, the transformations have moved four times as far."""
+    """Adam's first step has the same length for all weights, so the transformations move four times as far."""
     one_step = {"epochs": 1, "batch_size": 340, "schedule": "constant", "precision": "fp32", "ema": 0.0}
     done = [train(config(transform_rate=rate, **one_step), data, tmp_path / str(rate), CPU) for rate in (1.0, 4.0)]
     torch.manual_seed(done[0].config.training.seed)
@@ -334,7 +334,7 @@ def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(d
 
 
 def test_muon_moves_matrices_by_its_own_rates_and_leaves_all_else_to_adam(data: DataSet, tmp_path: Path) -> None:
-    """After the first step a matrix has moved about as far in each direction, what is Adam's in each value."""
+    """After the first step, Muon's matrices have moved about as far in each direction, Adam's weights in each value."""
     one_step = {"epochs": 1, "batch_size": 340, "schedule": "constant", "precision": "fp32", "ema": 0.0}
     done = train(config(muon=0.02, transform_rate=0.5, **one_step), data, tmp_path, CPU)
     torch.manual_seed(done.config.training.seed)
@@ -477,7 +477,7 @@ def test_two_digits_a_picture_train_on_their_own_canvas(pairs: str, data: DataSe
 
 
 def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None:
-    """torchrun with DDP over gloo: each half of every batch, the same weights in the end but for rounding."""
+    """torchrun with DDP over gloo: each learns from half of every batch, and the weights end the same but for rounding."""
     flags = ["train", "--preset", "shared", "--data", str(folder), "--dataset", "folder", "--validation", "359", "--epochs", "2"]
     flags += [
         "--batch-size",
@@ -502,7 +502,7 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
 
 @pytest.mark.timeout(600)  # torchrun starts four times, each of its processes imports torch
 def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
-    """First one of them is told, and not the one that saves; then torchrun, which tells both."""
+    """First only one of them is told, not the one that saves; then torchrun is, which tells both."""
     command = [*TORCHRUN, *long_run(folder)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
     both_to_the_end(command, whole)
@@ -516,7 +516,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
             os.kill(process.pid if flags else worker(process.pid, rank=1), signal.SIGTERM)
             _, message = process.communicate(timeout=60)
         finally:
-            process.terminate()  # ends its processes too
+            process.terminate()  # torchrun ends its processes too
             process.communicate()
         state = checkpoint.load(parts)
         assert f"stopped at step {state.step}; continue with the same command and --resume" in message

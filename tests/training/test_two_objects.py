@@ -1,4 +1,4 @@
-"""What is measured of pictures that show two objects, on networks whose answers are written here."""
+"""What is measured on pictures of two objects, with models whose answers are given here."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ CLASSES = ("a", "b", "c")
 
 
 class Greys:
-    """Says the lengths that it is given, and draws each class in a grey of its own."""
+    """A model that returns the given lengths, and draws each class in a grey of its own."""
 
     def __init__(self, lengths: list[list[float]], greys: tuple[float, ...] = (0.25, 0.5, 1.0)) -> None:
         self.lengths, self.greys = torch.tensor(lengths), torch.tensor(greys)
@@ -35,7 +35,7 @@ def test_what_is_usual_is_so_of_both() -> None:
     found = usual(model, [batch([[0, 1], [1, 2]], grey=0.75)], CLASSES)
     assert found.thresholds.presence == pytest.approx(0.7)  # the shorter of the two
     assert found.thresholds.lengths["50"] == pytest.approx(0.7)
-    assert found.thresholds.margins["50"] == pytest.approx(0.5)  # before the longest that is not there
+    assert found.thresholds.margins["50"] == pytest.approx(0.5)  # ahead of the longest that is absent
     assert list(found.thresholds.lengths) == ["0.1", "0.5", "1", "2", "5", "50"]
     for name in CLASSES:  # of both labels, drawn by both
         assert found.thresholds.reconstruction_errors[name]["50"] == pytest.approx(0.0, abs=1e-6)
@@ -54,7 +54,7 @@ def test_drawings_over_each_other_are_no_brighter_than_white() -> None:
 
 
 def test_the_drawing_error_is_of_what_the_network_believes() -> None:
-    """Not of what is there: that would flatter it."""
+    """Not of the objects that are really there: that would flatter it."""
     found = evaluate(Greys([[0.9, 0.1, 0.2]]), [batch([[1]], 0.25)], 3)  # takes a b for an a, and draws that
     assert (found.errors, found.reconstruction_error) == (1, 0.0)
 

@@ -1,4 +1,4 @@
-"""The shipped bundles: made by the presets they name, and making the errors on the test set that their manifests claim."""
+"""The shipped bundles: made by the presets they name, and with the test errors that their manifests claim."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from training.morphology import MEASURES
 from training.networks import Encoding
 from training.statistics import usual
 
-INT8_LOSES = 0.02  # points at most
-REFUSED = 0.02  # of real pictures, taken for no digit at most
+INT8_LOSES = 0.02  # percentage points at most
+REFUSED = 0.02  # share of real pictures taken for no digit, at most
 PAIRS = "5555dad9184b1d44c1734b42a45a94d310c69730bf5f80562f84ff6a6a9d3988"  # sha256 of the 10,000 that `overlap` is tested on
 
 
 @dataclass(frozen=True)
 class Served:
-    """What the service makes of pictures, as evaluate.Model: where a processor multiplies int8, not what training measured."""
+    """The service's answers, as an evaluate.Model: on processors that multiply int8, not what training measured."""
 
     network: engine.CapsNet
     verdicts: list[Verdict] = field(default_factory=list)  # on all that was classified
@@ -54,8 +54,10 @@ class Served:
 
 @pytest.mark.parametrize(("name", "variant"), [*((name, "int8") for name in accuracy.SHIPPED), ("compact", "fp32")])
 def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, variant: Variant, mnist_folder: Path) -> None:
-    """As the service computes it on this processor; `captrain evaluate` counted int8 as it is written. What float32 makes of the
-    held out digits is compared below for every bundle; all test digits as well would take `paper` and `overlap` a minute."""
+    """As the service computes them on this processor, while `captrain evaluate` counted int8 as it is written.
+
+    float32 is compared below for every bundle, on held-out digits; on all test digits `paper` and `overlap` would take a minute.
+    """
     made = bundle.read(accuracy.MODELS / name)
     config, claimed = Config.from_dict(made.manifest.config), made.manifest.metrics.test
     assert set(claimed) == set(made.manifest.variants) == set(ENCODER_FILES)
@@ -70,7 +72,7 @@ def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, va
     assert len(served.verdicts) == found.count
     assert refused <= REFUSED
     assert found.count == claimed[variant].error.count
-    # another processor may round some pictures over the edge
+    # on another processor, rounding may change a few answers
     assert found.errors == pytest.approx(claimed[variant].error.errors, rel=0.01, abs=2)
     assert found.reconstruction_error == pytest.approx(claimed[variant].reconstruction_error, rel=0.01)
 
@@ -103,7 +105,7 @@ def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
 def test_what_a_shipped_bundle_calls_usual_is_so(name: str, mnist_folder: Path) -> None:
-    """On the digits that were held out: what verdicts are measured by, and drift."""
+    """On the held-out digits: thresholds for verdicts, references for drift, prototypes."""
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
         _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
@@ -136,7 +138,7 @@ def test_the_default_models_dimensions_do_what_its_manifest_says(mnist_folder: P
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
 def test_a_dimension_does_what_it_is_named_for_in_every_class(name: str, mnist_folder: Path) -> None:
-    """On average it may, and in one class do what another is named for."""
+    """It might do so only on average, and in one class do what another dimension is named for."""
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
         _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
