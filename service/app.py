@@ -60,6 +60,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
         openapi_url=None,  # routes/playground.py serves it and /docs: FastAPI's own pages load scripts from other servers
         docs_url=None,
         redoc_url=None,
+        generate_unique_id_function=lambda route: route.name,  # else generated clients have methods like predict_predict_post
         redirect_slashes=False,  # Starlette redirects to http:, even behind an https proxy, and clients send their keys along
         telemetry={"tracing": False, "metrics": False, "logs": False},  # tracing.py is our own and omits query strings
     )

@@ -59,6 +59,8 @@ def _not_understood(words: Sequence[str], flags: Iterable[str]) -> str:
         return f"expected flags, found {' '.join(words)}"
     if typed[0] == _flag("api_key"):
         return f"there is no {typed[0]}, which everybody on this machine could read: set {KEY} in the environment"
+    if os.path.exists(typed[0]):
+        return f"{typed[0]} would be a flag; as a file it is ./{typed[0]}"
     meant = get_close_matches(typed[0], flags, n=1, cutoff=ALIKE)
     return f"there is no {typed[0]} here; " + (f"expected {meant[0]}" if meant else "--help after the command lists the flags")
 

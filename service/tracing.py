@@ -12,6 +12,8 @@ import threading
 import time
 from importlib.metadata import version
 
+from starlette.types import Scope
+
 from service.errors import StartError
 from service.visits import Visit
 
@@ -45,21 +47,25 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
 
     def visited(
-        self, method: str, route: str, headers: list[tuple[bytes, bytes]], visit: Visit, status: int, seconds: float
+        self, method: str, route: str, path: str, scope: Scope, visit: Visit, status: int, seconds: float
     ) -> str:
         """Records a request that is over and took `seconds`; returns its trace's ID."""
         carried = {
-            key.decode("latin-1"): value.decode("latin-1") for key, value in headers if key in (b"traceparent", b"tracestate")
+            key.decode("latin-1"): value.decode("latin-1")
+            for key, value in scope["headers"]
+            if key in (b"traceparent", b"tracestate")
         }
         end = time.time_ns()
         begin = end - round(seconds * NANOSECONDS)
         span = self._tracer.start_span(
-            f"{method} {route}",
+            method if route == "none" else f"{method} {route}",
             context=self._propagator.extract(carried),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": method,
-                "http.route": route,
+                **({} if route == "none" else {"http.route": route}),
+                "url.path": path,
+                "url.scheme": scope["scheme"],
                 "http.response.status_code": status,
                 "capserve.request_id": visit.id,
             },

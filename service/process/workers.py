@@ -166,7 +166,7 @@ class _Supervisor:
     def _fill(self) -> bool:
         """Start the workers that are due; False when that is pointless."""
         due = [place for place, when in self._due.items() if when <= time.monotonic()]
-        while due:
+        while due and not self._stopping:
             try:
                 self._start(due[-1])
             except OSError as error:  # no process can be created, or its files have no room

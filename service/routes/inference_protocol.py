@@ -81,14 +81,14 @@ async def server(request: Request) -> Response:
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
 
 
-@probes.get(LIVE, response_model=Liveness, responses=tells(Liveness, "restart the process"))
+@probes.get(LIVE, name="server_live", response_model=Liveness, responses=tells(Liveness, "restart the process"))
 async def live(request: Request) -> Response:
     """Whether a restart would be for the better, as /healthz says it."""
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
-@probes.get(READY, response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
+@probes.get(READY, name="server_ready", response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
 async def ready(request: Request) -> Response:
     """Whether to send requests here, as /readyz says it."""
     serves = state.of(request).catalogue.ready

@@ -27,7 +27,9 @@ if TYPE_CHECKING:  # it needs an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
-OPEN_PATHS = health.PATHS | inference_protocol.HEALTH_PATHS | playground.PATHS
+LONGEST_PART, LONGEST_PATH = 24, 100  # characters between two slashes, and of a whole path, that the log shows
+PROBES = health.PATHS | inference_protocol.HEALTH_PATHS
+OPEN_PATHS = PROBES | playground.PATHS
 
 logger = logging.getLogger("service.requests")
 
@@ -139,13 +141,28 @@ class Envelope:
         self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # without its arrival
         if status == CLIENT_LEFT:
             self._metrics.left()
-        trace = self._tracing and self._tracing.visited(method, route, scope["headers"], visit, status, seconds)
+        trace = None
+        if self._tracing and not _is_unasked_probe(scope):
+            trace = self._tracing.visited(method, route, _shown(scope["path"]), scope, visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
-            said |= {name: value for name, value in (("refusal", visit.refusal), ("trace_id", trace)) if value}
-            text = "%(method)s %(route)s %(status)s %(milliseconds)s ms" + (": %(refusal)s" if visit.refusal else "")
+            path = _shown(scope["path"]) if route == "none" else None
+            said |= {name: value for name, value in (("path", path), ("refusal", visit.refusal), ("trace_id", trace)) if value}
+            text = f"%(method)s %({'path' if path else 'route'})s %(status)s %(milliseconds)s ms"
+            text += ": %(refusal)s" if visit.refusal else ""
             logger.log(level, text, said, extra={"request": said})
+
+
+def _is_unasked_probe(scope: Scope) -> bool:
+    """Whether this is a probe or a scrape that belongs to nobody's trace: there would be little else among the spans."""
+    return scope["path"] in PROBES and all(name != b"traceparent" for name, _ in scope["headers"])
+
+
+def _shown(path: str) -> str:
+    """Return a path as the log may show it, without a token, key or picture that a client put there by mistake."""
+    parts = [part if len(part) <= LONGEST_PART else "..." for part in path[:LONGEST_PATH].split("/")]
+    return ascii("/".join(parts))[1:-1]
 
 
 def _length(headers: list[tuple[bytes, bytes]]) -> int:

@@ -181,7 +181,7 @@ def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run
 def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "training", "export", str(run), "--bundle", str(tmp_path / "x"), "--data", str(folder)]
     with subprocess.Popen(command) as export:
-        until(lambda: list(tmp_path.glob(".export-*/x/*")), seconds=60, pause=0.01)  # its first graph is there
+        until(lambda: list(tmp_path.glob(".export-*/x/*")), seconds=180, pause=0.01)  # its first graph is there
         export.terminate()
     assert export.returncode == 128 + signal.SIGTERM
     assert not list(tmp_path.iterdir())
