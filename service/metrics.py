@@ -90,7 +90,9 @@ class Metrics:
         )
         self.failures = counter("model_failures_total", "Batches on which the runtime itself failed.", "model")
 
-        self.predictions = counter("predictions_total", "Objects named in answers, by label, whatever the verdict.", "model", "label")
+        self.predictions = counter(
+            "predictions_total", "Objects named in answers, by label, whatever the verdict.", "model", "label"
+        )
         self.verdicts = counter("verdicts_total", "Pictures by what they were taken for.", "model", "verdict")
         self.winner_length = histogram(
             "winner_length",

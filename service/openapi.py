@@ -16,10 +16,27 @@ from service.errors import Broken
 from service.schemas import Problem
 from service.served import Served
 from service.tensors import InferenceRequest
+from service.web.problems import MEDIA_TYPE
 
 DESCRIBED = (Problem, InferenceRequest)  # routes refer to these in their descriptions, and FastAPI does not know them
 REFERENCE = "#/components/schemas/{model}"
 KEYS = {"bearer": {"type": "http", "scheme": "bearer"}, "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
+HEADERS = {
+    name: {"description": description, "schema": {"type": kind}}
+    for name, kind, description in [
+        ("X-Request-ID", "string", "the request's own, or one made for it; the log has the same"),
+        ("Server-Timing", "string", "milliseconds of each stage and in total"),
+        ("Retry-After", "integer", "seconds until another try makes sense"),
+        ("ETag", "string", "names this answer, for If-None-Match"),
+    ]
+}
+IF_NONE_MATCH = {
+    "name": "If-None-Match",
+    "in": "header",
+    "required": False,
+    "description": "the ETag of an answer that you have: 304 if it still holds",
+    "schema": {"type": "string"},
+}
 
 logger = logging.getLogger(__name__)
 
@@ -49,6 +66,7 @@ def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | Non
     _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
     document["components"]["schemas"] |= described["$defs"]
     _drop_what_cannot_come(document)
+    _document_headers(document)
     if keyless is not None:
         _lock(document, keyless)
     try:
@@ -66,6 +84,19 @@ def _drop_what_cannot_come(document: dict[str, Any]) -> None:
             del operation["responses"]["422"]
     for name in ("HTTPValidationError", "ValidationError"):
         document["components"]["schemas"].pop(name, None)
+
+
+def _document_headers(document: dict[str, Any]) -> None:
+    """Documents what all answers carry, Retry-After where an answer says that, and ETags where there can be a 304."""
+    document["components"]["headers"] = HEADERS
+    for operation in (each for path in document["paths"].values() for each in path.values()):
+        tagged = ("200", "304") if "304" in operation["responses"] else ()
+        if tagged:
+            operation["parameters"].append(IF_NONE_MATCH)
+        for status, answer in operation["responses"].items():
+            names = ["X-Request-ID", "Server-Timing"]
+            names += ["ETag"] * (status in tagged) + ["Retry-After"] * (status == "503" and MEDIA_TYPE in answer["content"])
+            answer["headers"] = answer.get("headers", {}) | {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
 def _lock(document: dict[str, Any], keyless: Set[str]) -> None:

@@ -46,9 +46,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
 
-    def visited(
-        self, method: str, route: str, path: str, scope: Scope, visit: Visit, status: int, seconds: float
-    ) -> str:
+    def visited(self, method: str, route: str, path: str, scope: Scope, visit: Visit, status: int, seconds: float) -> str:
         """Records a request that is over and took `seconds`; returns its trace's ID."""
         carried = {
             key.decode("latin-1"): value.decode("latin-1")

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from service import app, bundle, images, manifest, pngfile, served, verdict
+from service import app, bundle, catalogue, images, manifest, pngfile, served, verdict
 from service.process import memory, siblings, workers
 from service.settings import Settings
-from service.web import multipart, protocol, refusals
+from service.web import envelope, multipart, protocol, refusals
 
 ROOT = Path(__file__).parents[1]
 RULES = (ROOT / "docker/prometheus/rules.yml").read_text()
@@ -18,6 +18,8 @@ PAUSE, LARGE, MANY = re.findall(  # in nginx.conf they stand in this order
     r"(?:client_body_timeout|limit_conn large_bodies|limit_conn requests) (\d+)s?;",
     (ROOT / "docker/nginx/nginx.conf").read_text(),
 )
+(ROLLOUT_WAIT,) = re.findall(r"ROLLOUT_WAIT:-(\d+)", (ROOT / "docker/rollout.sh").read_text())
+(PROXY_TMP,) = re.findall(r"/tmp:size=(\d+)m", (ROOT / "docker/compose.replicas.yml").read_text())
 WORDS = {4: "four", 5: "five", 16: "sixteen"}
 ORDINALS = {5: "fifth"}
 
@@ -85,6 +87,10 @@ TOLD = [
     ),
     ("docs/operations.md", f"after {WORDS[served.HOPELESS]} failures in a row"),
     ("docs/operations.md", f"{siblings.REPLACE_ME} a runtime that fails"),
+    ("docs/operations.md", f"A reload that is not done after {catalogue.LONGEST_RELOAD:.0f} s is given up"),
+    ("docs/operations.md", f"parts of more than {envelope.LONGEST_PART} characters"),
+    ("docs/operations.md", f"It waits at most {ROLLOUT_WAIT} s, or `ROLLOUT_WAIT` seconds"),
+    ("docs/operations.md", f"wait in nginx's /tmp, {PROXY_TMP} MB of memory"),
 ]
 
 

@@ -95,6 +95,14 @@ def test_what_it_refuses_itself_is_told_as_the_service_would(status: int, reques
     assert ("retry-after" in headers) == (status == 503)
 
 
+def test_a_body_that_finds_no_room_may_come_again(tmp_path: Path) -> None:
+    with proxy(free_port(), tmp_path) as port:
+        shutil.rmtree(tmp_path / "body")  # as good as full
+        found, headers, problem = asked(port, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 90000\r\n\r\n{'a' * 90_000}")
+    assert (found, headers["content-type"], headers["retry-after"]) == (503, MEDIA_TYPE, "1")
+    assert "no room" in str(problem["detail"])
+
+
 def test_one_address_has_twenty_large_bodies_under_way(alone: int) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(20):

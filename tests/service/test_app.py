@@ -274,6 +274,21 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     assert client.get("/docs").status_code == 200
 
 
+def test_openapi_has_what_generated_clients_are_made_of(client: httpx.Client) -> None:
+    """Short names that no other operation has, and the headers to look for."""
+    document = client.get("/openapi.json").json()
+    names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
+    assert len(set(names)) == len(names)
+    assert {"predict", "predict_batch", "reconstruct", "sweep", "models", "infer", "live", "server_live"} <= set(names)
+    drawn, read = document["paths"]["/reconstruct"]["get"], document["paths"]["/predict"]["post"]["responses"]
+    assert "ETag" in drawn["responses"]["200"]["headers"].keys() & drawn["responses"]["304"]["headers"].keys()
+    assert "If-None-Match" in [each["name"] for each in drawn["parameters"]]
+    assert "X-Request-ID" in read["200"]["headers"].keys() & read["415"]["headers"].keys()
+    assert [status for status, answer in read.items() if "Retry-After" in answer["headers"]] == ["503"]
+    for header in read["503"]["headers"].values():
+        assert header["$ref"].rpartition("/")[2] in document["components"]["headers"]
+
+
 def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> None:
     with serving(settings(), nets, prefix="/below") as client:
         assert client.get("/openapi.json").json()["servers"] == [{"url": "/below"}]
@@ -347,6 +362,7 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     with serving(settings(), nets) as client, _logging("json", "debug"):
         client.get("/reconstruct", params={"pose": token}, headers={"X-Request-ID": "first"})
         client.get("/reconstruct", params={"pose": "x" + token}, headers={"X-Request-ID": "second"})
+        client.get(f"/capserve/{token}/caf%C3%A9?pose={token}", headers={"X-Request-ID": "third"})
         assert client.post("/predict", json={"image": f"data:image/png;{told}"}).status_code == 415
         assert client.post("/predict", content=b"what a picture could be").status_code == 415
         captioned = Image.Exif()
@@ -360,6 +376,9 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     assert said["second"]["refusal"] == "cannot be processed"
     assert said["second"]["message"].endswith(" ms: cannot be processed")
     assert said["first"].keys().isdisjoint({"refusal", "trace_id"})
+    assert (said["third"]["route"], said["third"]["path"]) == ("none", "/capserve/.../caf\\xe9")
+    assert said["third"]["message"].startswith("GET /capserve/.../caf\\xe9 404 ")
+    assert "path" not in said["second"]
     assert token not in written
     assert "what a picture" not in written
     assert told not in written

@@ -26,6 +26,18 @@ def test_who_has_served_is_not_given_up_however_many_workers_die(supervisor: _Su
     assert supervisor._later([0], "worker 7 died")
 
 
+def test_whoever_is_told_to_stop_starts_no_more_workers(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+
+    def start(place: int) -> None:
+        started.append(place)
+        supervisor._stop()
+
+    monkeypatch.setattr(supervisor, "_start", start)
+    assert supervisor._fill()
+    assert len(started) == 1
+
+
 def test_who_dies_after_a_long_life_is_replaced_soon(
     supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -95,12 +95,29 @@ def test_what_a_client_did_wrong_is_no_error_of_the_servers(nets: dict[str, Caps
     assert span.status.code == 0
 
 
+def test_a_path_without_a_route_is_in_its_span_and_probes_have_none(
+    nets: dict[str, CapsNet], received: tuple[str, list[bytes]]
+) -> None:
+    """Unless a probe comes with a trace of its own."""
+    endpoint, bodies = received
+    with serving(settings(traces=endpoint), nets) as client:
+        client.get("/nowhere?x=1")
+        client.get("/metrics")
+        client.get("/v2/health/live")
+        client.get("/healthz", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
+    lost, probe = spans_of(bodies)
+    told = {each.key: each.value.string_value for each in lost.attributes}
+    assert (lost.name, told["url.path"], told["url.scheme"]) == ("GET", "/nowhere", "http")
+    assert "http.route" not in told
+    assert (probe.name, probe.trace_id.hex()) == ("GET /healthz", TRACE)
+
+
 def test_what_the_server_could_not_do_is_an_error(received: tuple[str, list[bytes]]) -> None:
     from service.tracing import Tracing  # needs the extra
 
     endpoint, bodies = received
     tracing = Tracing(endpoint)
-    tracing.visited("POST", "/predict", [], Visit("1"), 503, 0.1)
+    tracing.visited("POST", "/predict", "/predict", {"headers": [], "scheme": "http"}, Visit("1"), 503, 0.1)
     tracing.close()
     (span,) = spans_of(bodies)
     assert span.status.code == 2
