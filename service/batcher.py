@@ -140,7 +140,7 @@ class Batcher:
     def admit(self, images: int = 1) -> None:
         """Raises Busy if so many more images would wait too long or find no room. Called before pictures are decoded."""
         self._expect_room(images)
-        # The batches measured need not have been full, and full ones take no less: this never overestimates the wait.
+        # The batches measured need not have been full, and full ones take no less: this rather underestimates the wait.
         if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
             told = f"the queue takes about {wait:.1f} s ({self.queued} images), longer than the limit of"
             raise self._full(f"{told} {self._max_wait:g} s")

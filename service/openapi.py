@@ -92,10 +92,12 @@ def _document_headers(document: dict[str, Any]) -> None:
     for operation in (each for path in document["paths"].values() for each in path.values()):
         tagged = ("200", "304") if "304" in operation["responses"] else ()
         if tagged:
-            operation["parameters"].append(IF_NONE_MATCH)
+            operation.setdefault("parameters", []).append(IF_NONE_MATCH)
         for status, answer in operation["responses"].items():
             names = ["X-Request-ID", "Server-Timing"]
-            names += ["ETag"] * (status in tagged) + ["Retry-After"] * (status == "503" and MEDIA_TYPE in answer["content"])
+            names += ["ETag"] * (status in tagged) + ["Retry-After"] * (
+                status == "503" and MEDIA_TYPE in answer.get("content", ())
+            )
             answer["headers"] = answer.get("headers", {}) | {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 

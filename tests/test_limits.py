@@ -88,7 +88,7 @@ TOLD = [
     ("docs/operations.md", f"after {WORDS[served.HOPELESS]} failures in a row"),
     ("docs/operations.md", f"{siblings.REPLACE_ME} a runtime that fails"),
     ("docs/operations.md", f"A reload that is not done after {catalogue.LONGEST_RELOAD:.0f} s is given up"),
-    ("docs/operations.md", f"parts of more than {envelope.LONGEST_PART} characters"),
+    ("docs/operations.md", f"the first part of more than {envelope.LONGEST_PART} characters"),
     ("docs/operations.md", f"It waits at most {ROLLOUT_WAIT} s, or `ROLLOUT_WAIT` seconds"),
     ("docs/operations.md", f"wait in nginx's /tmp, {PROXY_TMP} MB of memory"),
 ]

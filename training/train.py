@@ -40,7 +40,7 @@ from training.schedules import SCHEDULES
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the current epoch so far
 THEN = ", then "  # joins the names of machines, and of versions, that a run was on
-REPORT_EVERY = 20  # steps between looks at the loss, each of which waits for the GPU
+REPORT_EVERY = 20  # steps between looks at the loss, each of which, on a GPU, waits for it
 
 
 def expect_known(config: Config) -> None:

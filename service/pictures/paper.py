@@ -68,11 +68,11 @@ def _is_black(colours: Array, line: Array, border: Places) -> bool:
 
 
 def _doubt(departing: Departure, border: Places, shaded: bool) -> int:
-    """How doubtful a paper is: ink departs from it to one side only, and where it touches the border is as dark as elsewhere.
+    """How much speaks against a paper: from the right one, ink departs to one side only, as dark at the border as elsewhere.
 
-    A shadow does not: against the paper in the light it is an even grey along the border, paler than ink; against the paper in
-    the dark, light and ink depart in opposite directions. Blurred ink is pale too, but not even; even ink is told from a shadow
-    only if nothing is `shaded`.
+    A shadow is not like that: against the paper in the light it is an even grey along the border, paler than ink; against the
+    paper in the dark, light and ink depart in opposite directions. Blurred ink is pale too, but not even; even ink is told
+    from a shadow only if nothing is `shaded`.
     """
     if not departing.written:
         return NONE

@@ -28,7 +28,7 @@ BARE = 0.65  # of the sheet: a blot that covers less may be a stroke around the 
 ALL_ROUND = 0.95  # of what surrounds a sheet that looks blank: this much must differ from it
 EDGE = 0.04  # of the sheet's longer side, cut off all around: for shadows, and edges that are not straight
 NESTED = 2  # sheets, one on the other: a note on a page, a ball's white disc
-RIM = 0.15  # the same for a disc: what is left is the square inside it
+RIM = 0.15  # of a disc's longer side, cut off all around: what is left is the square inside it
 
 
 class Sheet(NamedTuple):

@@ -104,8 +104,8 @@ class Door:
 def drop_newcomers(listener: socket.socket) -> bool:
     """Has the kernel drop SYNs, so that nobody connects between the last accept() and close(), to be reset; False if it cannot.
 
-    Their system sends the SYN again after a second: then they are refused, or another worker accepts them. Newer kernels ask
-    for CAP_NET_ADMIN; without it, and elsewhere than on Linux, those few microseconds remain.
+    Their system sends the SYN again after a second: then they are refused, or another worker accepts them, a second late. Newer
+    kernels ask for CAP_NET_ADMIN; without it, and elsewhere than on Linux, those few microseconds remain.
     """
     if sys.platform != "linux":
         return False

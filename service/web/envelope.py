@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # it needs an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
-LONGEST_PART, LONGEST_PATH = 24, 100  # characters between two slashes, and of a whole path, that the log shows
+LONGEST_PART, MOST_PARTS = 24, 10  # characters between two slashes, and such parts of a path, that logs and spans show
 PROBES = health.PATHS | inference_protocol.HEALTH_PATHS
 OPEN_PATHS = PROBES | playground.PATHS
 
@@ -156,13 +156,21 @@ class Envelope:
 
 def _is_unasked_probe(scope: Scope) -> bool:
     """Whether this is a probe or a scrape that belongs to nobody's trace: there would be little else among the spans."""
-    return scope["path"] in PROBES and all(name != b"traceparent" for name, _ in scope["headers"])
+    return _asks_how_it_is(scope["path"]) and all(name != b"traceparent" for name, _ in scope["headers"])
+
+
+def _asks_how_it_is(path: str) -> bool:
+    return path in PROBES or inference_protocol.asks_whether_ready(path)
 
 
 def _shown(path: str) -> str:
-    """Return a path as the log may show it, without a token, key or picture that a client put there by mistake."""
-    parts = [part if len(part) <= LONGEST_PART else "..." for part in path[:LONGEST_PATH].split("/")]
-    return ascii("/".join(parts))[1:-1]
+    """Return a path as logs and spans may show it: up to the first part that is long, as tokens, keys and pictures are."""
+    shown: list[str] = []
+    for part in path.split("/", MOST_PARTS)[:MOST_PARTS]:
+        if len(part) > LONGEST_PART:
+            return ascii("/".join([*shown, "..."]))[1:-1]
+        shown.append(part)
+    return ascii("/".join(shown))[1:-1]
 
 
 def _length(headers: list[tuple[bytes, bytes]]) -> int:

@@ -362,7 +362,7 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     with serving(settings(), nets) as client, _logging("json", "debug"):
         client.get("/reconstruct", params={"pose": token}, headers={"X-Request-ID": "first"})
         client.get("/reconstruct", params={"pose": "x" + token}, headers={"X-Request-ID": "second"})
-        client.get(f"/capserve/{token}/caf%C3%A9?pose={token}", headers={"X-Request-ID": "third"})
+        client.get(f"/capserve/caf%C3%A9/{token}/{token[:20]}?pose={token}", headers={"X-Request-ID": "third"})
         assert client.post("/predict", json={"image": f"data:image/png;{told}"}).status_code == 415
         assert client.post("/predict", content=b"what a picture could be").status_code == 415
         captioned = Image.Exif()
@@ -376,9 +376,10 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     assert said["second"]["refusal"] == "cannot be processed"
     assert said["second"]["message"].endswith(" ms: cannot be processed")
     assert said["first"].keys().isdisjoint({"refusal", "trace_id"})
-    assert (said["third"]["route"], said["third"]["path"]) == ("none", "/capserve/.../caf\\xe9")
-    assert said["third"]["message"].startswith("GET /capserve/.../caf\\xe9 404 ")
+    assert (said["third"]["route"], said["third"]["path"]) == ("none", "/capserve/caf\\xe9/...")
+    assert said["third"]["message"].startswith("GET /capserve/caf\\xe9/... 404 ")
     assert "path" not in said["second"]
+    assert token[:20] not in written
     assert token not in written
     assert "what a picture" not in written
     assert told not in written

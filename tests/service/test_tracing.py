@@ -104,6 +104,7 @@ def test_a_path_without_a_route_is_in_its_span_and_probes_have_none(
         client.get("/nowhere?x=1")
         client.get("/metrics")
         client.get("/v2/health/live")
+        client.get("/v2/models/tiny/ready")
         client.get("/healthz", headers={"traceparent": f"00-{TRACE}-{CALLER}-01"})
     lost, probe = spans_of(bodies)
     told = {each.key: each.value.string_value for each in lost.attributes}
