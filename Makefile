@@ -73,7 +73,7 @@ CUDA := $(if $(filter gpu,$(RUNTIME)),$(if $(wildcard .venv/lib/python*/site-pac
 	$(PIP) install -c constraints.txt $(CUDA) -e '.[$(RUNTIME)]'
 	touch $@
 
-# Not compiled in advance: most of it is never imported, and Python compiles what is. Installing takes two thirds of the time.
+# Not compiled in advance: most of it is never imported, and Python compiles what is.
 .venv/test: .venv/bin/python pyproject.toml constraints.txt constraints-cuda.txt
 	$(PIP) install --no-compile -c constraints.txt $(CUDA) -e '.[$(RUNTIME),test]'
 	touch $@ .venv/service

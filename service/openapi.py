@@ -95,9 +95,10 @@ def _document_headers(document: dict[str, Any]) -> None:
             operation.setdefault("parameters", []).append(IF_NONE_MATCH)
         for status, answer in operation["responses"].items():
             names = ["X-Request-ID", "Server-Timing"]
-            names += ["ETag"] * (status in tagged) + ["Retry-After"] * (
-                status == "503" and MEDIA_TYPE in answer.get("content", ())
-            )
+            if status in tagged:
+                names.append("ETag")
+            if status == "503" and MEDIA_TYPE in answer.get("content", ()):  # a probe's 503 does not
+                names.append("Retry-After")
             answer["headers"] = answer.get("headers", {}) | {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 

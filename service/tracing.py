@@ -46,7 +46,7 @@ class Tracing:
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
 
-    def visited(self, method: str, route: str, path: str, scope: Scope, visit: Visit, status: int, seconds: float) -> str:
+    def visited(self, method: str, route: str | None, path: str, scope: Scope, visit: Visit, status: int, seconds: float) -> str:
         """Records a request that is over and took `seconds`; returns its trace's ID."""
         carried = {
             key.decode("latin-1"): value.decode("latin-1")
@@ -56,12 +56,12 @@ class Tracing:
         end = time.time_ns()
         begin = end - round(seconds * NANOSECONDS)
         span = self._tracer.start_span(
-            method if route == "none" else f"{method} {route}",
+            f"{method} {route}" if route else method,
             context=self._propagator.extract(carried),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": method,
-                **({} if route == "none" else {"http.route": route}),
+                **({"http.route": route} if route else {}),
                 "url.path": path,
                 "url.scheme": scope["scheme"],
                 "http.response.status_code": status,

@@ -30,8 +30,9 @@ ITS_OWN = {
 NO_FILES = (errno.EMFILE, errno.ENFILE)
 SO_ATTACH_FILTER = 26  # Linux's; the socket module does not name it
 # A filter of packets that drops those which open a connection: code, jump if true, jump if false, operand (linux/filter.h).
+INSTRUCTION = struct.Struct("HBBI")
 NO_SYN = b"".join(
-    struct.pack("HBBI", *each)
+    INSTRUCTION.pack(*each)
     for each in [
         (0x30, 0, 0, 13),  # load the byte of TCP's flags
         (0x45, 0, 1, 0x02),  # is SYN among them?
@@ -110,7 +111,7 @@ def drop_newcomers(listener: socket.socket) -> bool:
     if sys.platform != "linux":
         return False
     instructions = ctypes.create_string_buffer(NO_SYN, len(NO_SYN))
-    program = struct.pack("HP", len(NO_SYN) // struct.calcsize("HBBI"), ctypes.addressof(instructions))
+    program = struct.pack("HP", len(NO_SYN) // INSTRUCTION.size, ctypes.addressof(instructions))
     try:
         listener.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, program)
     except OSError:

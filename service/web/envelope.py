@@ -10,6 +10,7 @@ import base64
 import hmac
 import logging
 import time
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from starlette.responses import Response
@@ -27,6 +28,7 @@ if TYPE_CHECKING:  # it needs an extra
     from service.tracing import Tracing
 
 BASIC = 'Basic realm="capserve: any user, the key as password"'
+NO_ROUTE = "none"  # in metrics and logs: there is no such path, or the request was refused before routing
 LONGEST_PART, MOST_PARTS = 24, 10  # characters between two slashes, and such parts of a path, that logs and spans show
 PROBES = health.PATHS | inference_protocol.HEALTH_PATHS
 OPEN_PATHS = PROBES | playground.PATHS
@@ -136,9 +138,9 @@ class Envelope:
         return any(found)
 
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
-        route = getattr(scope.get("route"), "path", "none")  # its pattern: the number of paths is unlimited
+        route = getattr(scope.get("route"), "path", None)  # its pattern: the number of paths is unlimited
         seconds = time.monotonic() - visit.arrived
-        self._metrics.answered(route, status, time.monotonic() - visit.complete, visit.stages)  # without its arrival
+        self._metrics.answered(route or NO_ROUTE, status, time.monotonic() - visit.complete, visit.stages)  # without its arrival
         if status == CLIENT_LEFT:
             self._metrics.left()
         trace = None
@@ -146,8 +148,8 @@ class Envelope:
             trace = self._tracing.visited(method, route, _shown(scope["path"]), scope, visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
-            said = {"method": method, "route": route, "status": status, "milliseconds": round(seconds * 1e3, 2)}
-            path = _shown(scope["path"]) if route == "none" else None
+            said = {"method": method, "route": route or NO_ROUTE, "status": status, "milliseconds": round(seconds * 1e3, 2)}
+            path = None if route else _shown(scope["path"])
             said |= {name: value for name, value in (("path", path), ("refusal", visit.refusal), ("trace_id", trace)) if value}
             text = f"%(method)s %({'path' if path else 'route'})s %(status)s %(milliseconds)s ms"
             text += ": %(refusal)s" if visit.refusal else ""
@@ -156,21 +158,15 @@ class Envelope:
 
 def _is_unasked_probe(scope: Scope) -> bool:
     """Whether this is a probe or a scrape that belongs to nobody's trace: there would be little else among the spans."""
-    return _asks_how_it_is(scope["path"]) and all(name != b"traceparent" for name, _ in scope["headers"])
-
-
-def _asks_how_it_is(path: str) -> bool:
-    return path in PROBES or inference_protocol.asks_whether_ready(path)
+    probes = scope["path"] in PROBES or inference_protocol.asks_whether_ready(scope["path"])
+    return probes and all(name != b"traceparent" for name, _ in scope["headers"])
 
 
 def _shown(path: str) -> str:
     """Return a path as logs and spans may show it: up to the first part that is long, as tokens, keys and pictures are."""
-    shown: list[str] = []
-    for part in path.split("/", MOST_PARTS)[:MOST_PARTS]:
-        if len(part) > LONGEST_PART:
-            return ascii("/".join([*shown, "..."]))[1:-1]
-        shown.append(part)
-    return ascii("/".join(shown))[1:-1]
+    parts = path.split("/", MOST_PARTS)
+    shown = list(takewhile(lambda part: len(part) <= LONGEST_PART, parts[:MOST_PARTS]))
+    return ascii("/".join(shown if len(shown) == len(parts) else [*shown, "..."]))[1:-1]
 
 
 def _length(headers: list[tuple[bytes, bytes]]) -> int:

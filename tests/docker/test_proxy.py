@@ -97,7 +97,7 @@ def test_what_it_refuses_itself_is_told_as_the_service_would(status: int, reques
 
 def test_a_body_that_finds_no_room_may_come_again(tmp_path: Path) -> None:
     with proxy(free_port(), tmp_path) as port:
-        shutil.rmtree(tmp_path / "body")  # as good as full
+        shutil.rmtree(tmp_path / "body")  # bodies have nowhere to wait, as on a full disk
         found, headers, problem = asked(port, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 90000\r\n\r\n{'a' * 90_000}")
     assert (found, headers["content-type"], headers["retry-after"]) == (503, MEDIA_TYPE, "1")
     assert "no room" in str(problem["detail"])
