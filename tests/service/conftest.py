@@ -23,6 +23,7 @@ from service.settings import Settings
 
 BUNDLES = Path(__file__).parent.parent / "bundles"
 TINY = BUNDLES / "tiny"
+CPU = {"threads": 1, "cuda_memory": 1, "cuda_graphs": False}  # what sessions.device wants to know besides
 
 # Strokes of a 7 and a 1 on a 20x20 field, from which the tests draw pictures of any size and style.
 STROKES = {"7": [(4, 3), (15, 3), (9, 17)], "1": [(10, 2), (10, 18)]}

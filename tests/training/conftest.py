@@ -10,14 +10,19 @@ import pytest
 import torch
 from torch.onnx._internal.exporter._registration import ONNXRegistry
 
+from service import bundle
 from tests.sharing import made_once
 from tests.training import drawn
 from training import graphs
-from training.config import CapsuleNet, PlainNet
+from training.checkpoint import Checkpoint
+from training.config import PRESETS, CapsuleNet, PlainNet
 from training.data import DataSet, load
+from training.devices import Place
 from training.errors import DataError
+from training.export import export
 from training.networks import Network
 from training.sources import find
+from training.train import train
 
 # Networks of the tests are small: one thread is faster than two that wait for each other, here and in child processes.
 torch.set_num_threads(1)
@@ -85,3 +90,21 @@ def mnist_folder() -> Path:
 @pytest.fixture(scope="session")
 def mnist(mnist_folder: Path) -> DataSet:
     return load("mnist", mnist_folder)
+
+
+@pytest.fixture(scope="session")
+def finished(data: DataSet, tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
+    """The same run as in test_cli.py, so that graphs, of equal weights, are exported only once."""
+    training = replace(PRESETS["tiny"].training, dataset="folder", validation=60, epochs=2, batch_size=20)
+    return train(replace(PRESETS["tiny"], training=training), data, tmp_path_factory.mktemp("run"), Place(torch.device("cpu")))
+
+
+@pytest.fixture(scope="session")
+def said() -> list[str]:
+    """The messages of the export of `shapes`."""
+    return []
+
+
+@pytest.fixture(scope="session")
+def shapes(finished: Checkpoint, data: DataSet, said: list[str], tmp_path_factory: pytest.TempPathFactory) -> bundle.Bundle:
+    return export(finished, data, tmp_path_factory.mktemp("models") / "shapes", quantised=True, say=said.append)

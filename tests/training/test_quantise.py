@@ -6,14 +6,14 @@ import onnx
 import pytest
 import torch
 
-from tests.training.test_export import untrained
+from tests.training.exporting import untrained
 from training import graphs
 from training.config import PRESETS, CapsuleNet, PlainNet
 from training.quantise import int8, may_keep_capsules_float
 
 
 def encoder_of(config: CapsuleNet | PlainNet) -> onnx.ModelProto:
-    """An encoder graph with the weights of test_export.py, so that it is exported only once."""
+    """An encoder graph with the weights of test_graphs.py, so that it is exported only once."""
     return graphs.encoder_graph(graphs.storable(untrained(config).restored()), config)
 
 

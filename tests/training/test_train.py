@@ -278,7 +278,7 @@ class Sealed:
 
 def test_training_and_export_read_no_test_digit(data: DataSet, tmp_path: Path) -> None:
     sealed = replace(data, test=Sealed())  # type: ignore[arg-type]
-    done = train(config(batch_size=20), sealed, tmp_path / "run", CPU)  # with test_export.py's weights, whose graphs exist
+    done = train(config(batch_size=20), sealed, tmp_path / "run", CPU)  # with conftest's weights, whose graphs exist
     made = export(done, sealed, tmp_path / "mine", quantised=True, say=lambda _: None)
     assert {each.error.count for each in made.manifest.metrics.validation.values()} == {60}
 
