@@ -183,7 +183,7 @@ class Catalogue:
         try:
             async with self._reloading:
                 changes = await self._taken_up_in_time()
-        except Exception as error:
+        except Exception as error:  # counted whatever it is, and raised again
             self._metrics.reloaded.set(0)
             if isinstance(error, (BundleError, StartError)):
                 why = str(error).encode(errors="replace").decode()  # a folder's name may not be UTF-8

@@ -62,7 +62,7 @@ class Stderr(logging.Handler):
                 self._torn = bool(rest)
         except OSError:
             pass  # there is nowhere to report it
-        except Exception:
+        except Exception:  # a record that cannot be formatted: logging's own report
             self.handleError(record)
 
 
