@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import stat
 from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
@@ -219,7 +220,8 @@ class Manifest(_Part):
 
 def refuse_endless(path: Path) -> None:
     """Refuses a pipe or a device, since reading one might never end."""
-    if path.is_fifo() or path.is_char_device():
+    mode = path.stat().st_mode
+    if stat.S_ISFIFO(mode) or stat.S_ISCHR(mode):
         raise BundleError(f"{path}: expected a file, found a pipe or a device")
 
 

@@ -173,11 +173,11 @@ def test_a_file_that_looks_like_a_flag_is_told_how_to_be_named(
     here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As `capserve predict *.png` may find one."""
-    (tmp_path / "-7.png").write_bytes(encoded(drawn("7")))
+    (tmp_path / "-seven.png").write_bytes(encoded(drawn("7")))
     monkeypatch.chdir(tmp_path)
-    ended = here("predict", "-7.png", "other.png")
-    assert (ended.returncode, "-7.png would be a flag; as a file it is ./-7.png" in ended.stderr) == (2, True)
-    assert here("predict", "./-7.png").returncode == 0
+    ended = here("predict", "-seven.png", "other.png")
+    assert (ended.returncode, "-seven.png would be a flag; as a file it is ./-seven.png" in ended.stderr) == (2, True)
+    assert here("predict", "./-seven.png").returncode == 0
 
 
 def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
