@@ -215,7 +215,9 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
     """The first one waits for the next step, which may take long: here a validation takes ten minutes."""
     program = (
         "import sys, time\nfrom training import train\nfrom training.__main__ import main\n"
-        "train.fixed_batches = lambda *_: [print('validating', flush=True), time.sleep(600)]\nsys.exit(main(sys.argv[1:]))"
+        # In short pieces: a signal that comes just before a sleep has no effect until the sleep ends.
+        "train.fixed_batches = lambda *_: [print('validating', flush=True), *(time.sleep(0.5) for _ in range(1200))]\n"
+        "sys.exit(main(sys.argv[1:]))"
     )
     command = [sys.executable, "-c", program, *long_run(folder), "--out", str(tmp_path)]
     process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
