@@ -131,8 +131,8 @@ class StartError(Exception):
 def let_go(error: BaseException | None) -> None:
     """Frees what the frames of an error's traceback and of its causes hold, such as bodies and pixels.
 
-    Answering a client may take as long as that client likes. Line numbers stay, for the log, and causes that it would show:
-    one of Pydantic's holds the body that it could not read.
+    Answering a client may take as long as that client likes. Line numbers stay, for the log, and causes that it would show.
+    Others go: Pydantic's error, for one, holds the body that it could not read.
     """
     while error is not None:
         traceback.clear_frames(error.__traceback__)
