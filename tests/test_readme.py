@@ -11,6 +11,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
@@ -90,6 +91,11 @@ def test_the_python_lines_print_what_they_say(server: processes.Process, desk: P
     for lines in blocks:
         (desk / "lines.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
         assert shown("python lines.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
+
+
+def test_the_pythons_are_those_of_the_package() -> None:
+    first, above = re.findall(r"3\.(\d+)", tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
+    assert f"needs Python 3.{first} to 3.{int(above) - 1} on" in README
 
 
 def test_the_settings_table_is_the_settings() -> None:
