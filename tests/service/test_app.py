@@ -34,13 +34,13 @@ from tests.waiting import until
 KEY = "correct horse"
 
 
-def test_it_imports_without_torch_onnx_and_training() -> None:
+def test_service_imports_without_torch_onnx_and_training() -> None:
     blocked = "import sys; sys.modules.update(dict.fromkeys(('torch', 'onnx', 'training')))\n"
     code = blocked + "import service.app, service.process.server, service.__main__; print('imported')"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "imported\n"
 
 
-def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, CapsNet], seven: bytes) -> None:
+def test_a_key_is_required_except_for_health_and_metrics(nets: dict[str, CapsNet], seven: bytes) -> None:
     with serving(settings(api_key=KEY), nets) as client:
         for path in ("/healthz", "/readyz", "/metrics", "/v2/health/live", "/v2/health/ready"):
             assert client.get(path).status_code == 200
@@ -67,26 +67,26 @@ def test_a_key_is_wanted_on_everything_but_health_and_metrics(nets: dict[str, Ca
         assert document["paths"]["/healthz"]["get"]["security"] == []
 
 
-def test_of_several_keys_any_will_do_while_one_takes_the_place_of_another(nets: dict[str, CapsNet]) -> None:
+def test_any_one_of_several_configured_keys_is_accepted(nets: dict[str, CapsNet]) -> None:
     with serving(settings(api_key=f"the new one\n{KEY}"), nets) as client:
         for key, status in (("the new one", 200), (KEY, 200), (f"the new one\t{KEY}", 401), ("", 401), ("the", 401)):
             assert client.get("/models", headers={"X-API-Key": key}).status_code == status, key
 
 
-def test_no_answer_sends_a_client_elsewhere(client: httpx.Client, seven: bytes) -> None:
+def test_a_trailing_slash_gets_404_and_no_redirect(client: httpx.Client, seven: bytes) -> None:
     """A redirect would send clients, and their keys with them, from a proxy's https: to our http:."""
     for path in ("/predict/", "/models/", "/docs/"):
         answer = client.post(path, files={"file": seven}, follow_redirects=False)
         assert (answer.status_code, answer.headers["Content-Type"]) == (404, "application/problem+json"), path
 
 
-def test_no_cache_tells_what_was_true_or_what_a_key_was_asked_for(client: httpx.Client) -> None:
+def test_answers_that_may_change_are_no_store_and_docs_no_cache(client: httpx.Client) -> None:
     for path in ("/healthz", "/readyz", "/metrics", "/models", "/models/tiny", "/v2", "/v2/models/tiny", "/nowhere"):
         assert client.get(path).headers["Cache-Control"] == client.head(path).headers["Cache-Control"] == "no-store", path
     assert client.get("/docs").headers.get_list("Cache-Control") == ["no-cache"]
 
 
-def test_commands_to_copy_are_for_where_the_reader_is(client: httpx.Client) -> None:
+def test_commands_in_docs_use_the_readers_host_and_scheme(client: httpx.Client) -> None:
     place = client.base_url.netloc.decode()
     assert f"http://{place}/predict" in client.get("/docs").text
     behind = client.get("/docs", headers={"X-Forwarded-Proto": "https, http"}).text  # from two proxies
@@ -118,7 +118,7 @@ def test_head_answers_as_get_would_without_the_body(client: httpx.Client) -> Non
     assert client.get("/healthz").json() == {"live": True}  # the connection is still in sync
 
 
-def test_a_fault_of_our_own_is_a_500_without_a_traceback(
+def test_an_unexpected_exception_is_a_500_without_a_traceback(
     nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: object) -> None:
@@ -158,7 +158,7 @@ def test_a_failing_model_is_not_ready_until_it_works_again(
         assert client.get("/docs").status_code == 200
 
 
-def test_a_failing_decoder_is_not_mended_by_requests_that_do_without_it(
+def test_requests_without_the_decoder_do_not_clear_its_failures(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
 ) -> None:
     lengths = {
@@ -177,7 +177,7 @@ def test_a_failing_decoder_is_not_mended_by_requests_that_do_without_it(
         until(lambda: client.get("/readyz").status_code == 200)
 
 
-def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
+def test_a_hanging_model_fails_its_requests_and_the_liveness_probe(
     net: CapsNet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
     monkeypatch.setattr("service.served.HANGING", 2)
@@ -213,7 +213,7 @@ def test_a_runtime_that_hangs_keeps_nobody_and_asks_to_be_restarted(
     assert "model tiny hangs" in caplog.text
 
 
-def test_models_are_looked_after_though_measuring_them_fails_once(
+def test_models_are_still_supervised_after_measuring_them_fails(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
     """As happens when the disk under a worker's metrics is full."""
@@ -227,7 +227,7 @@ def test_models_are_looked_after_though_measuring_them_fails_once(
         until(lambda: samples(client)["capserve_ready",] == 1)
 
 
-def test_a_probe_that_is_too_late_is_no_end_of_probing(
+def test_probing_continues_after_a_probe_misses_the_deadline(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
 ) -> None:
     def hang(*_: object) -> None:
@@ -274,7 +274,7 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     assert client.get("/docs").status_code == 200
 
 
-def test_openapi_has_what_generated_clients_are_made_of(client: httpx.Client) -> None:
+def test_openapi_has_unique_operation_ids_and_documents_headers(client: httpx.Client) -> None:
     """Short names that no other operation has, and the headers to look for."""
     document = client.get("/openapi.json").json()
     names = [each["operationId"] for path in document["paths"].values() for each in path.values()]
@@ -289,7 +289,7 @@ def test_openapi_has_what_generated_clients_are_made_of(client: httpx.Client) ->
         assert header["$ref"].rpartition("/")[2] in document["components"]["headers"]
 
 
-def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> None:
+def test_openapi_names_the_servers_path_prefix(nets: dict[str, CapsNet]) -> None:
     with serving(settings(), nets, prefix="/below") as client:
         assert client.get("/openapi.json").json()["servers"] == [{"url": "/below"}]
     with serving(settings(), nets) as client:
@@ -302,7 +302,7 @@ def test_openapi_says_where_it_is_below_a_prefix(nets: dict[str, CapsNet]) -> No
             assert "servers" not in client.get("/openapi.json", headers={"X-Forwarded-Prefix": wrong}).json()
 
 
-def test_a_path_that_is_not_there_is_told_where_all_of_it_is(nets: dict[str, CapsNet]) -> None:
+def test_a_404_below_a_prefix_names_the_docs_with_the_prefix(nets: dict[str, CapsNet]) -> None:
     """Ray calls an app with a prefix like this; uvicorn itself never passes the prefix without a slash behind it."""
 
     async def told(path: str) -> str:
@@ -357,7 +357,9 @@ def _bodies(document: dict[str, Any]) -> dict[str, Any]:
     return found
 
 
-def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str) -> None:
+def test_logs_describe_requests_without_their_query_or_picture(
+    nets: dict[str, CapsNet], capfd: pytest.CaptureFixture[str], token: str
+) -> None:
     told = f"base64,{base64.b64encode(b'what a picture could be').decode()}"
     with serving(settings(), nets) as client, _logging("json", "debug"):
         client.get("/reconstruct", params={"pose": token}, headers={"X-Request-ID": "first"})
@@ -385,7 +387,7 @@ def test_logs_hold_the_request_but_no_query(nets: dict[str, CapsNet], capfd: pyt
     assert told not in written
 
 
-def test_console_logs_are_for_people() -> None:
+def test_console_log_lines_show_level_and_message() -> None:
     record = logging.LogRecord("x", logging.INFO, "", 0, "hello", (), None)
     assert logs.Console().format(record).endswith("INFO    - hello")
 

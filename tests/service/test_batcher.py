@@ -94,7 +94,7 @@ def scenario(test):
 
 
 @scenario
-async def test_what_has_queued_runs_together_and_each_gets_its_own_rows():
+async def test_queued_requests_run_together_and_each_gets_its_own_rows():
     house = House()
     first = await house.occupied()
     others = [house.send(count, value) for count, value in ((1, 3), (2, 5), (1, 7), (1, 9))]
@@ -113,7 +113,7 @@ async def test_what_has_queued_runs_together_and_each_gets_its_own_rows():
 
 
 @scenario
-async def test_several_inputs_are_stacked_each():
+async def test_each_of_several_inputs_is_stacked():
     runs = []
 
     def run(poses, classes):
@@ -129,7 +129,7 @@ async def test_several_inputs_are_stacked_each():
 
 
 @scenario
-async def test_a_lone_request_waits_for_nobody():
+async def test_a_lone_request_does_not_wait_for_others():
     house = House()
     house.gate.let(200)
     await house.send(1)
@@ -140,7 +140,7 @@ async def test_a_lone_request_waits_for_nobody():
 
 
 @scenario
-async def test_more_than_a_batch_is_split_and_joined():
+async def test_a_request_larger_than_a_batch_is_split_and_joined():
     house = House()
     house.gate.let(10)
     images = np.random.default_rng(0).random((11, 1, 2, 2), np.float32)
@@ -156,7 +156,7 @@ def run_for_50_ms(images):
 
 
 @pytest.mark.parametrize("runners", [1, 4])
-def test_stages_of_what_was_split_are_no_longer_than_it_took(runners: int):
+def test_stage_times_of_a_split_request_do_not_exceed_its_duration(runners: int):
     """The times of parts that ran one after the other add up; parts that ran side by side took less than their sum."""
 
     async def split() -> None:
@@ -172,7 +172,7 @@ def test_stages_of_what_was_split_are_no_longer_than_it_took(runners: int):
 
 
 @scenario
-async def test_what_was_split_is_dropped_whole():
+async def test_a_split_request_is_dropped_as_a_whole():
     house = House()
     await house.occupied()
     late = house.send(30, deadline=time.monotonic() + 0.01)
@@ -189,7 +189,7 @@ async def test_what_was_split_is_dropped_whole():
 
 
 @scenario
-async def test_the_parts_of_what_failed_do_not_run():
+async def test_the_remaining_parts_of_a_failed_request_do_not_run():
     def run(images):
         time.sleep(0.05)
         raise RuntimeError
@@ -202,7 +202,7 @@ async def test_the_parts_of_what_failed_do_not_run():
 
 
 @scenario
-async def test_what_is_still_decoded_has_its_room_reserved():
+async def test_pictures_being_decoded_reserve_room_in_the_queue():
     house = House(max_queue=5)
     with house.batcher.reserved(3):
         house.batcher.admit(2)
@@ -214,7 +214,7 @@ async def test_what_is_still_decoded_has_its_room_reserved():
 
 
 @scenario
-async def test_a_full_queue_answers_at_once():
+async def test_a_full_queue_refuses_at_once():
     house = House(max_queue=5)
     await house.occupied()
     waiting = [house.send(3), house.send(2)]
@@ -239,7 +239,7 @@ def slowly(images):
 
 
 @scenario
-async def test_who_is_refused_is_told_when_there_will_be_room():
+async def test_a_refusal_estimates_when_to_retry():
     house = House(slowly, max_batch=2, max_wait=0.1)
     taken = [house.send(2) for _ in range(30)]
     await until_soon(lambda: len(house.watcher.batches) >= 5)
@@ -252,7 +252,7 @@ async def test_who_is_refused_is_told_when_there_will_be_room():
 
 
 @scenario
-async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_long():
+async def test_overload_refuses_requests_that_would_wait_too_long():
     house, taken = House(slowly, max_batch=2, max_queue=1_000, max_wait=0.4), []
 
     async def keeps_coming() -> None:
@@ -279,7 +279,7 @@ async def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait
 
 
 @scenario
-async def test_what_was_let_in_and_decoded_is_not_refused_for_others():
+async def test_an_admitted_request_is_still_accepted_under_later_load():
     house, taken = House(slowly, max_batch=2, max_queue=1_000, max_wait=0.2), []
     house.batcher.admit()
     with suppress(Busy):
@@ -292,7 +292,7 @@ async def test_what_was_let_in_and_decoded_is_not_refused_for_others():
 
 
 @scenario
-async def test_a_crowd_that_comes_at_once_is_let_in_and_so_is_who_comes_beside_what_is_still_decoded():
+async def test_bursts_and_requests_beside_reserved_room_are_accepted():
     house = House(slowly, max_batch=2, max_queue=1_000, max_wait=0.4)
     await asyncio.gather(*(house.send(2) for _ in range(40)))
     with house.batcher.reserved(900):
@@ -301,7 +301,7 @@ async def test_a_crowd_that_comes_at_once_is_let_in_and_so_is_who_comes_beside_w
 
 
 @scenario
-async def test_past_the_deadline_is_dropped_before_compute():
+async def test_a_request_past_its_deadline_is_dropped_before_it_runs():
     house = House()
     await house.occupied()
     late = house.send(2, deadline=time.monotonic() + 0.01)
@@ -318,7 +318,7 @@ async def test_past_the_deadline_is_dropped_before_compute():
 
 
 @scenario
-async def test_who_left_is_dropped_before_compute():
+async def test_a_cancelled_request_is_dropped_before_it_runs():
     house = House()
     first = await house.occupied()
     gone, alive = house.send(3), house.send(1)
@@ -333,7 +333,7 @@ async def test_who_left_is_dropped_before_compute():
 
 
 @scenario
-async def test_a_batch_of_nobody_runs_nothing():
+async def test_a_batch_of_only_cancelled_requests_does_not_run():
     house = House()
     first = await house.occupied()
     gone = house.send(1)
@@ -346,7 +346,7 @@ async def test_a_batch_of_nobody_runs_nothing():
 
 
 @scenario
-async def test_a_failure_fails_its_batch_only_and_is_told():
+async def test_a_failure_fails_only_its_batch_and_is_reported():
     calls = []
 
     def run(images):
@@ -369,7 +369,7 @@ async def test_a_failure_fails_its_batch_only_and_is_told():
 
 
 @scenario
-async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
+async def test_draining_answers_accepted_requests_and_refuses_new_ones():
     before = set(threading.enumerate())
     house = House(runners=3)
     first = await house.occupied()
@@ -388,7 +388,7 @@ async def test_draining_answers_what_was_accepted_and_takes_nothing_new():
 
 @pytest.mark.parametrize("fault", [None, "a fault, which holds the frames that it came through"])
 @pytest.mark.parametrize("started", [True, False])
-def test_whose_batcher_is_drained_goes_at_once(started: bool, fault: str | None):
+def test_the_owner_of_a_drained_batcher_is_freed_at_once(started: bool, fault: str | None):
     """It holds a model in memory, so it must not wait for the garbage collector."""
 
     class Owner(Watcher):
@@ -436,7 +436,7 @@ async def test_draining_gives_up_in_time():
 
 
 @scenario
-async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
+async def test_requests_behind_a_hanging_run_are_still_answered():
     house = House()
     hung = await house.occupied()
     late = house.send(1, deadline=time.monotonic() + 0.05)
@@ -461,7 +461,7 @@ async def test_who_waits_behind_a_run_that_hangs_is_answered_all_the_same():
 
 
 @scenario
-async def test_a_run_that_hangs_keeps_no_drain_waiting():
+async def test_draining_does_not_wait_for_a_hanging_run():
     house = House()
     hung = await house.occupied()
     for _ in range(2):
@@ -477,7 +477,7 @@ async def test_a_run_that_hangs_keeps_no_drain_waiting():
 
 
 @scenario
-async def test_who_drops_the_overdue_leaves_alone_who_still_has_time():
+async def test_drop_overdue_keeps_requests_that_still_have_time():
     house = House()
     first = await house.occupied()
     other = house.send(1, deadline=time.monotonic() + 60)
@@ -502,7 +502,7 @@ async def test_the_loop_stays_free_while_the_model_runs():
 
 
 @scenario
-async def test_runners_share_what_has_queued():
+async def test_runners_share_the_queued_requests():
     house = House(max_batch=16, runners=2)
     firsts = [house.send(1), house.send(1)]
     await until_soon(lambda: house.gate.entered == 2)  # side by side
@@ -547,7 +547,7 @@ async def _thousands(runners: int) -> None:
 
 
 @scenario
-async def test_who_left_while_the_model_ran_takes_nobody_with_it():
+async def test_cancelling_during_a_run_does_not_fail_others_in_the_batch():
     house = House()
     first = await house.occupied()
     left, stays = house.send(1), house.send(1)
@@ -563,7 +563,7 @@ async def test_who_left_while_the_model_ran_takes_nobody_with_it():
 
 
 @scenario
-async def test_who_was_late_when_a_batch_began_that_hangs_is_told():
+async def test_a_request_late_at_the_start_of_a_hanging_batch_gets_too_late():
     house = House()
     first = await house.occupied()
     late, stuck = house.send(1, deadline=time.monotonic() + 0.01), house.send(1)
@@ -581,7 +581,7 @@ async def test_who_was_late_when_a_batch_began_that_hangs_is_told():
 
 
 @scenario
-async def test_a_runner_that_hung_ends_when_it_comes_back_after_all_is_over():
+async def test_a_hung_runner_ends_when_its_run_returns_after_draining():
     before = set(threading.enumerate())
     house = House()
     await house.occupied()
@@ -592,7 +592,7 @@ async def test_a_runner_that_hung_ends_when_it_comes_back_after_all_is_over():
 
 
 @pytest.mark.parametrize("images", [1, 3])
-def test_who_is_refused_is_let_go_without_the_garbage_collector(images):
+def test_failed_requests_are_freed_without_garbage_collection(images):
     """The collector seldom runs for so few objects, and under overload many requests are refused."""
     held = []
 

@@ -18,21 +18,21 @@ def noise(width: int, height: int, mode: str = "L") -> Image.Image:
 
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "RGB", "RGBA", "I;16"])
 @pytest.mark.parametrize("side", [24, 28, 50, 75, 100, 110, 128, 1001])
-def test_blocks_become_the_pixels_that_they_were(side: int, mode: str) -> None:
+def test_enlarged_pixels_are_reduced_to_the_original(side: int, mode: str) -> None:
     before = noise(8, 6, mode)
     larger = before.resize((side, side * 6 // 8), Image.Resampling.NEAREST)
     assert np.array_equal(np.asarray(unblocked(larger)), np.asarray(before))
 
 
 @pytest.mark.parametrize("side", [28, 50, 75, 100, 110])
-def test_so_do_those_of_programs_that_round_down(side: int) -> None:
+def test_pixels_enlarged_with_rounding_down_are_reduced_too(side: int) -> None:
     before = np.asarray(noise(8, 8))
     shown = np.arange(side) * 8 // side
     assert np.array_equal(np.asarray(unblocked(Image.fromarray(before[shown][:, shown]))), before)
 
 
 @pytest.mark.parametrize("side", [24, 28, 100, 128, 1001])
-def test_blocks_of_a_drawing_mostly_blank_too(side: int) -> None:
+def test_an_enlarged_mostly_blank_drawing_is_reduced_without_loss(side: int) -> None:
     before = Image.new("L", (8, 8), "white")
     before.putpixel((3, 2), 0)
     before.putpixel((4, 2), 128)
@@ -52,7 +52,7 @@ def test_a_blank_picture_or_a_strip_stays_blank(size: tuple[int, int], mode: str
     assert np.asarray(small).min() == np.asarray(Image.new(mode, (1, 1), "white")).max()
 
 
-def test_without_blocks_a_picture_stays_as_it_is() -> None:
+def test_a_picture_without_blocks_is_returned_unchanged() -> None:
     smooth = noise(8, 8).resize((100, 100), Image.Resampling.BICUBIC)
     stretched = noise(8, 8).resize((100, 60), Image.Resampling.NEAREST)
     moved = Image.fromarray(np.roll(np.asarray(noise(8, 8).resize((100, 100), Image.Resampling.NEAREST)), 5, axis=1))

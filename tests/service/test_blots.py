@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from service.pictures.blots import Blots, components
 
 
-def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
+def flood_fill(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
     """Numbers the connected parts in the order of their first pixels."""
     numbers, count = np.zeros(mask.shape, np.int64), 0
     for start in zip(*np.nonzero(mask), strict=True):
@@ -27,11 +27,11 @@ def searched(mask: NDArray[np.bool_]) -> NDArray[np.int64]:
 
 @pytest.mark.parametrize("full", [0.0, 0.2, 0.4, 0.6, 0.9, 1.0])
 @pytest.mark.parametrize("shape", [(1, 1), (1, 9), (9, 1), (2, 3), (24, 17), (90, 30)])
-def test_parts_are_numbered_as_by_a_search(shape: tuple[int, int], full: float) -> None:
+def test_components_are_numbered_like_those_of_a_flood_fill(shape: tuple[int, int], full: float) -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
         mask = rng.random(shape) < full
-        np.testing.assert_array_equal(components(mask), searched(mask))
+        np.testing.assert_array_equal(components(mask), flood_fill(mask))
 
 
 def test_a_spiral_is_one_part() -> None:
@@ -45,7 +45,7 @@ def test_a_spiral_is_one_part() -> None:
 
 
 @pytest.mark.parametrize(("speck", "blots"), [(4, 1), (5, 2)])
-def test_what_is_far_shorter_than_the_longest_is_dirt(speck: int, blots: int) -> None:
+def test_parts_far_shorter_than_the_longest_are_ignored_as_dirt(speck: int, blots: int) -> None:
     mask = np.zeros((10, 120), bool)
     mask[2, 10:110] = mask[6, 10 : 10 + speck] = True
     assert len(Blots.of(components(mask)).names) == blots

@@ -59,7 +59,7 @@ def refers_to(each: object) -> list[object]:
     return [*gc.get_referents(each), *unseen]
 
 
-def test_it_is_let_go_when_its_answer_begins(nets: dict[str, CapsNet], seven: bytes) -> None:
+def test_a_body_is_released_when_its_answer_begins(nets: dict[str, CapsNet], seven: bytes) -> None:
     """It is not kept until a slow client has read the whole answer."""
 
     async def scene(app: FastAPI) -> None:
@@ -74,7 +74,7 @@ def test_it_is_let_go_when_its_answer_begins(nets: dict[str, CapsNet], seven: by
     with_app(nets, scene)
 
 
-def test_it_is_let_go_where_its_request_is_cancelled(nets: dict[str, CapsNet]) -> None:
+def test_a_body_is_released_when_its_request_is_cancelled(nets: dict[str, CapsNet]) -> None:
     async def scene(app: FastAPI) -> None:
         async def send(message: Message) -> None:
             raise AssertionError(message)
@@ -90,7 +90,7 @@ def test_it_is_let_go_where_its_request_is_cancelled(nets: dict[str, CapsNet]) -
 
 
 @pytest.mark.parametrize("path", ["/predict", "/predict/batch", "/v2/models/tiny/infer"])
-def test_it_is_let_go_while_its_refusal_waits_for_a_client_that_does_not_read(path: str, nets: dict[str, CapsNet]) -> None:
+def test_a_refused_body_is_freed_while_the_client_does_not_read(path: str, nets: dict[str, CapsNet]) -> None:
     size = 3_141_592
 
     def held() -> bool:
@@ -114,9 +114,7 @@ def test_it_is_let_go_while_its_refusal_waits_for_a_client_that_does_not_read(pa
     with_app(nets, scene)
 
 
-def test_an_answer_counts_while_it_waits_for_a_client_that_has_not_read_the_one_before(
-    nets: dict[str, CapsNet], seven: bytes
-) -> None:
+def test_an_answer_counts_as_unread_until_it_is_sent(nets: dict[str, CapsNet], seven: bytes) -> None:
     async def scene(app: FastAPI) -> None:
         waits, reads, bodies = asyncio.Event(), asyncio.Event(), app.state.service.bodies
         sent: list[Message] = []
@@ -138,7 +136,7 @@ def test_an_answer_counts_while_it_waits_for_a_client_that_has_not_read_the_one_
     with_app(nets, scene)
 
 
-def test_what_is_given_back_twice_is_counted_once_and_what_comes_unannounced_too() -> None:
+def test_bodies_beyond_the_limit_are_refused_and_release_is_idempotent() -> None:
     bodies, mine, others = Bodies(10), Visit("mine"), Visit("others")
     bodies.take(mine, 8)
     with pytest.raises(Busy):

@@ -49,7 +49,7 @@ def test_tiny_is_small_and_sound() -> None:
     assert sum(path.stat().st_size for path in TINY.iterdir()) < 100_000
 
 
-def test_a_row_of_a_sheet_says_what_its_dimension_does_and_how_strongly() -> None:
+def test_a_sheet_row_title_names_the_dimension_and_its_strength() -> None:
     assert Dimension(name="slant", strength=3.34).title(1) == "slant 1 (+3.3 SD)"
     assert Dimension(name="width", strength=-0.52).title(0) == "width 0 (-0.5 SD)"
     assert Dimension(name="width", strength=-0.52).title(0, strength=False) == "width 0"
@@ -66,7 +66,7 @@ def test_every_shipped_bundle_is_sound_and_small() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(REQUIRED))
-def test_a_changed_byte_is_seen(copy: Path, name: str) -> None:
+def test_a_changed_byte_fails_the_checksum(copy: Path, name: str) -> None:
     path = copy / name
     content = bytearray(path.read_bytes())
     content[len(content) // 2] ^= 1
@@ -83,7 +83,7 @@ def test_a_missing_file_is_named(copy: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*sorted(FILES), "manifest.json"])
-def test_what_never_ends_is_not_read(copy: Path, name: str) -> None:
+def test_pipes_and_devices_are_not_read(copy: Path, name: str) -> None:
     for make in (os.mkfifo, lambda path: path.symlink_to("/dev/zero")):
         (copy / name).unlink(missing_ok=True)
         make(copy / name)
@@ -92,7 +92,7 @@ def test_what_never_ends_is_not_read(copy: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*sorted(REQUIRED), "manifest.json"])
-def test_what_may_not_be_looked_at_is_named(copy: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_without_permission_is_named(copy: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     look = os.stat
 
     def refuse(path: Path, **options: bool) -> os.stat_result:
@@ -117,13 +117,13 @@ def test_a_graph_that_can_no_longer_be_read_is_named(copy: Path, monkeypatch: py
         bundle.read(copy)
 
 
-def test_what_is_no_graph_though_its_checksum_is_right_is_named(copy: Path) -> None:
+def test_an_invalid_graph_with_a_valid_checksum_is_named(copy: Path) -> None:
     (copy / "decoder.onnx").write_bytes(b"no graph")
     with pytest.raises(BundleError, match=r"decoder\.onnx: expected an ONNX graph, found "):
         bundle.read(signed(copy))
 
 
-def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BundleError, match=r"no bundle there: expected a readable manifest\.json, found No such file"):
         bundle.read(tmp_path)
 
@@ -179,7 +179,7 @@ def test_no_manifest_is_no_bundle(tmp_path: Path) -> None:
         ({"prototypes": [*[[0] * 6] * 9, [0]]}, "values in a prototype: expected 6, found 1"),
     ],
 )
-def test_a_manifest_that_is_wrong_says_where(copy: Path, values: dict[str, Any], message: str) -> None:
+def test_an_error_for_an_invalid_manifest_says_where(copy: Path, values: dict[str, Any], message: str) -> None:
     with pytest.raises(BundleError, match=message):
         bundle.read(altered(copy, **values))
 
@@ -190,14 +190,14 @@ def without(folder: Path, *names: str) -> Path:
     return folder
 
 
-def test_a_manifest_from_before_all_was_told_is_read_and_one_that_lacks_more_says_what(copy: Path) -> None:
+def test_old_manifests_get_defaults_and_missing_fields_are_named(copy: Path) -> None:
     manifest = bundle.read(without(copy, "boxed", "dimensions")).manifest
     assert (manifest.boxed, manifest.dimensions) == (True, ())
     with pytest.raises(BundleError, match=r"manifest\.json: preset: Field required$"):
         bundle.read(without(copy, "preset"))
 
 
-def test_a_manifest_that_cannot_be_written_leaves_the_one_before(copy: Path) -> None:
+def test_a_failed_manifest_write_keeps_the_previous_manifest(copy: Path) -> None:
     """A real failing write: the process may write no file over 100 bytes."""
     manifest = bundle.read(copy).manifest
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -214,7 +214,7 @@ def test_a_manifest_that_cannot_be_written_leaves_the_one_before(copy: Path) -> 
 
 
 @pytest.mark.parametrize("part", ["training", "metrics", "metrics__validation__fp32", "metrics__validation__fp32__error"])
-def test_what_a_newer_captrain_notes_besides_is_served_and_kept(copy: Path, part: str) -> None:
+def test_unknown_notes_of_a_newer_captrain_are_accepted_and_kept(copy: Path, part: str) -> None:
     made = bundle.read(altered(copy, **{f"{part}__surprise": 1}))
     before = (copy / MANIFEST).read_text()
     record(copy, made.manifest)
@@ -225,14 +225,14 @@ DEEP = json.loads("[" * 300 + "]" * 300)
 
 
 @pytest.mark.parametrize("values", [{"preset": "\ud800"}, {"training__hardware": "\udfff"}, {"config": {"deep": DEEP}}])
-def test_a_manifest_that_could_not_be_told_again_is_refused(copy: Path, values: dict[str, Any]) -> None:
+def test_a_manifest_that_cannot_be_rewritten_as_json_is_refused(copy: Path, values: dict[str, Any]) -> None:
     """/models writes it as JSON again, and so does the hash for ETags."""
     with pytest.raises(BundleError, match="manifest.json: expected what can be told in JSON again"):
         bundle.read(altered(copy, **values))
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'"text"', b"null", b"\xff\xfe", b"[" * 200_000])
-def test_a_manifest_that_is_no_json_object_is_an_error(copy: Path, content: bytes) -> None:
+def test_a_manifest_that_is_not_a_json_object_is_refused(copy: Path, content: bytes) -> None:
     (copy / "manifest.json").write_bytes(content)
     with pytest.raises(BundleError, match=r"manifest\.json"):
         bundle.read(copy)
@@ -245,7 +245,7 @@ def test_a_huge_manifest_is_not_parsed(copy: Path) -> None:
             bundle.read(copy)
 
 
-def test_an_int8_encoder_that_is_not_there_lists_what_is(copy: Path) -> None:
+def test_asking_for_a_missing_int8_encoder_lists_the_variants(copy: Path) -> None:
     manifest = json.loads((copy / "manifest.json").read_text())
     del manifest["files"]["encoder.int8.onnx"]
     (copy / "manifest.json").write_text(json.dumps(manifest))
@@ -274,7 +274,7 @@ def test_a_damaged_example_is_an_error(copy: Path, content: bytes) -> None:
         Bundle(copy, bundle.read(TINY).manifest).example("fp32")
 
 
-def test_no_damage_to_an_example_escapes_as_another_error(copy: Path) -> None:
+def test_a_damaged_example_raises_only_bundle_errors(copy: Path) -> None:
     """With three random bytes overwritten, three hundred times, it is read or raises a BundleError."""
     made, whole, errors = Bundle(copy, bundle.read(TINY).manifest), (TINY / EXAMPLE).read_bytes(), 0
     generator = np.random.default_rng(0)
@@ -305,7 +305,7 @@ def test_no_damage_to_an_example_escapes_as_another_error(copy: Path) -> None:
         ("images", np.zeros((1 << 16, 28, 28), np.float32), "bytes unpacked, more than 67108864"),
     ],
 )
-def test_an_example_of_another_shape_or_size_is_an_error(copy: Path, name: str, values: NDArray[Any], message: str) -> None:
+def test_an_example_of_wrong_shape_type_or_size_is_refused(copy: Path, name: str, values: NDArray[Any], message: str) -> None:
     np.savez_compressed(copy / EXAMPLE, allow_pickle=False, **{**dict(np.load(TINY / EXAMPLE)), name: values})
     with pytest.raises(BundleError, match=message):
         Bundle(copy, bundle.read(TINY).manifest).example("fp32")
@@ -317,7 +317,7 @@ def test_an_empty_example_is_an_error(copy: Path) -> None:
         Bundle(copy, bundle.read(TINY).manifest).example("fp32")
 
 
-def test_the_size_of_an_example_is_of_all_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_size_limit_of_an_example_counts_all_its_arrays(monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(TINY / EXAMPLE) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     monkeypatch.setattr(bundle, "EXAMPLE_LIMIT", size)
@@ -328,13 +328,13 @@ def test_the_size_of_an_example_is_of_all_its_arrays(monkeypatch: pytest.MonkeyP
 
 
 @pytest.mark.parametrize("name", ["MyNet", "", "a/b", "-x", ".x", "_x", "x" * 65])
-def test_a_name_that_is_none_says_what_one_is(name: str) -> None:
+def test_an_invalid_model_name_is_refused_with_the_rule(name: str) -> None:
     with pytest.raises(BundleError, match="model name of up to 64 small letters"):
         check_name(name)
 
 
 @pytest.mark.parametrize("name", ["x", "0", "a.b_c-d.", "x" * 64])
-def test_a_name_that_is_one_passes(name: str) -> None:
+def test_a_valid_model_name_passes(name: str) -> None:
     check_name(name)
 
 
@@ -348,11 +348,11 @@ IMAGES = Argument("images", "tensor(float)", ["N", 1, 28, 28])
 OUTPUTS = [Argument("lengths", "tensor(float)", ["N", 10]), Argument("capsules", "tensor(float)", ["N", 10, 6])]
 
 
-def test_a_graph_of_the_contract_passes() -> None:
+def test_a_graph_with_the_expected_signature_passes() -> None:
     bundle.check_signature(ENCODER, bundle.read(TINY).manifest, [IMAGES], OUTPUTS, TINY)
 
 
-def test_a_picture_is_as_high_as_its_manifest_says_and_as_wide() -> None:
+def test_height_and_width_must_be_in_the_manifests_order() -> None:
     wide = bundle.read(TINY).manifest.model_copy(update={"image_shape": (1, 28, 56)})
     bundle.check_signature(ENCODER, wide, [IMAGES._replace(shape=["N", 1, 28, 56])], OUTPUTS, TINY)
     with pytest.raises(BundleError, match=r"expected .*\[N,1,28,56\]'\], found .*\[N,1,56,28\]"):
@@ -368,12 +368,12 @@ def test_a_picture_is_as_high_as_its_manifest_says_and_as_wide() -> None:
         (IMAGES._replace(shape=["N", 1, 28, "W"]), r"28,N\]"),
     ],
 )
-def test_another_signature_names_both(image: Argument, message: str) -> None:
+def test_a_wrong_signature_names_expected_and_found(image: Argument, message: str) -> None:
     with pytest.raises(BundleError, match=message):
         bundle.check_signature(ENCODER, bundle.read(TINY).manifest, [image], OUTPUTS, TINY)
 
 
-def test_a_missing_output_is_seen() -> None:
+def test_missing_outputs_and_inputs_are_refused() -> None:
     with pytest.raises(BundleError, match="outputs of"):
         bundle.check_signature(ENCODER, bundle.read(TINY).manifest, [IMAGES], OUTPUTS[:1], TINY)
     with pytest.raises(
@@ -412,7 +412,7 @@ def test_write_needs_every_file(tmp_path: Path) -> None:
         bundle.write(tmp_path, {})
 
 
-def test_a_manifest_that_says_too_little_is_not_written(copy: Path) -> None:
+def test_an_incomplete_manifest_is_not_written(copy: Path) -> None:
     before = (copy / MANIFEST).read_bytes()
     with pytest.raises(BundleError, match="cannot write the manifest: .* validation errors"):
         bundle.write(copy, {})
@@ -434,7 +434,7 @@ def test_a_replay_looks_at_all_outputs(variant, near: float, far: float, name: s
         replay(far)
 
 
-def test_an_array_that_says_it_is_larger_than_memory_is_an_error(tmp_path: Path) -> None:
+def test_an_array_that_claims_to_exceed_memory_is_refused(tmp_path: Path) -> None:
     folder = Path(shutil.copytree(TINY, tmp_path / "tiny"))
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (1 << 50,)})
@@ -444,7 +444,7 @@ def test_an_array_that_says_it_is_larger_than_memory_is_an_error(tmp_path: Path)
         bundle.Bundle(folder, bundle.read(TINY).manifest).example("fp32")
 
 
-def test_an_array_that_goes_on_beyond_the_archive_is_an_error(copy: Path) -> None:
+def test_an_array_that_extends_beyond_the_archive_is_refused(copy: Path) -> None:
     head = io.BytesIO()
     np.lib.format.write_array_header_1_0(head, {"descr": "<f4", "fortran_order": False, "shape": (1 << 20,)})
     with zipfile.ZipFile(copy / EXAMPLE, "w") as archive:
@@ -455,7 +455,7 @@ def test_an_array_that_goes_on_beyond_the_archive_is_an_error(copy: Path) -> Non
         Bundle(copy, bundle.read(TINY).manifest).example("fp32")
 
 
-def test_what_was_written_is_read_back(tmp_path: Path) -> None:
+def test_write_reads_back_and_refuses_a_bundle_with_external_weights(tmp_path: Path) -> None:
     """`write` reads the bundle back as a service would, and refuses this one."""
     folder = external(tmp_path / "tiny")
     values = json.loads((folder / "manifest.json").read_text())

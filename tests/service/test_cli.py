@@ -35,7 +35,7 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
-def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     """A `run` that starts no other process, for commands that do not serve."""
 
     def run_here(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -60,21 +60,21 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path / "models"
 
 
-def test_a_corrupt_bundle_does_not_start_and_says_why(broken: Path) -> None:
+def test_serve_with_a_corrupt_bundle_exits_and_says_why(broken: Path) -> None:
     ended = run("serve", "--workers", "2", CAPSERVE_MODELS=str(broken))
     assert ended.returncode == 2
     assert "sha256 of" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_cuda_without_a_gpu_does_not_start_and_says_what_is_missing() -> None:
+def test_serve_on_cuda_without_a_gpu_exits_with_a_message() -> None:
     ended = run("serve", CAPSERVE_DEVICE="cuda")
     assert ended.returncode == 2
     assert "CUDA" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-def test_without_models_it_does_not_start_and_tells_what_else_is_odd() -> None:
+def test_serve_without_models_exits_and_warns_of_other_settings() -> None:
     """For example, that others can connect and no key is set: an empty key, as when its file was missing, is no key."""
     ended = run("serve", "--models=/nonexistent", CAPSERVE_HOST="0.0.0.0", CAPSERVE_API_KEY="", CAPSERVE_QUEUE="9")
     assert ended.returncode == 2
@@ -90,12 +90,12 @@ def test_without_models_it_does_not_start_and_tells_what_else_is_odd() -> None:
     ("models", "told"),
     [(BUNDLES / "tiny", "a bundle; name the folder that holds it"), ("/dev/null", "Not a directory; name another")],
 )
-def test_what_is_no_folder_of_bundles_is_told(models: Path | str, told: str, here: Run) -> None:
-    ended = here("check", "--models", str(models))
+def test_check_refuses_a_path_that_is_not_a_folder_of_bundles(models: Path | str, told: str, run_in_process: Run) -> None:
+    ended = run_in_process("check", "--models", str(models))
     assert (ended.returncode, f"expected a folder of bundles, found {told}" in ended.stderr) == (2, True)
 
 
-def test_a_host_that_is_none_of_this_machine_is_told() -> None:
+def test_serve_refuses_a_host_that_is_not_this_machines() -> None:
     ended = run("serve", "--host", "203.0.113.1")
     assert ended.returncode == 2
     assert "; choose another with CAPSERVE_HOST or CAPSERVE_PORT" in ended.stderr
@@ -154,33 +154,33 @@ def test_a_host_that_is_none_of_this_machine_is_told() -> None:
         ),
     ],
 )
-def test_what_cannot_be_is_said_in_a_line(
+def test_serve_refuses_invalid_settings_without_showing_secrets(
     arguments: list[str],
     environment: dict[str, str],
     told: str,
-    here: Run,
+    run_in_process: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It is said before anything starts, so the test needs no separate process."""
     monkeypatch.setattr(commands, "serve", lambda _: 0)
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    ended = here("serve", *arguments)
+    ended = run_in_process("serve", *arguments)
     assert (ended.returncode, told in ended.stderr, "sesame" in ended.stderr) == (2, True, False)
 
 
-def test_a_file_that_looks_like_a_flag_is_told_how_to_be_named(
-    here: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_predict_says_how_to_name_a_file_that_looks_like_a_flag(
+    run_in_process: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As `capserve predict *.png` may find one."""
     (tmp_path / "-seven.png").write_bytes(encoded(drawn("7")))
     monkeypatch.chdir(tmp_path)
-    ended = here("predict", "-seven.png", "other.png")
+    ended = run_in_process("predict", "-seven.png", "other.png")
     assert (ended.returncode, "-seven.png would be a flag; as a file it is ./-seven.png" in ended.stderr) == (2, True)
-    assert here("predict", "./-seven.png").returncode == 0
+    assert run_in_process("predict", "./-seven.png").returncode == 0
 
 
-def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
+def test_check_without_onnxruntime_says_what_to_install(tmp_path: Path) -> None:
     (tmp_path / "onnxruntime.py").write_text("raise ModuleNotFoundError(name='onnxruntime')")
     ended = run("check", PYTHONPATH=str(tmp_path))
     assert ended.returncode == 2
@@ -192,14 +192,14 @@ def test_without_onnxruntime_it_says_what_to_install(tmp_path: Path) -> None:
     ("flag", "told"),
     [("--models=/nonexistent", "expected a folder of bundles"), ("--max-batch=0", "--max-batch: expected a whole number")],
 )
-def test_a_log_in_json_ends_in_json_too(flag: str, told: str) -> None:
+def test_a_json_log_ends_with_the_fatal_error_as_json(flag: str, told: str) -> None:
     ended = run("serve", flag, CAPSERVE_LOG_FORMAT="json", CAPSERVE_HOST="0.0.0.0", CAPSERVE_API_KEY="sesame")
     assert ended.returncode == 2
     assert told in json.loads(ended.stderr.splitlines()[-1])["message"]
     assert "no key is set" not in ended.stderr
 
 
-def test_what_cannot_be_written_is_told(seven: bytes) -> None:
+def test_predict_exits_with_a_message_when_stdout_is_full(seven: bytes) -> None:
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
@@ -213,13 +213,13 @@ def test_what_cannot_be_written_is_told(seven: bytes) -> None:
     assert (ended.returncode, ended.stderr) == (2, b"capserve: standard output cannot be written: No space left on device\n")
 
 
-def test_a_standard_output_that_is_closed_is_told(here: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_exits_with_a_message_when_stdout_is_closed(run_in_process: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
-    ended = here("check")
+    ended = run_in_process("check")
     assert (ended.returncode, ended.stderr) == (2, "capserve: standard output cannot be written: it is closed\n")
 
 
-def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(tmp_path: Path) -> None:
+def test_ctrl_c_during_import_ends_serve_silently(tmp_path: Path) -> None:
     """That is, while it imports, which takes most of a second."""
     slow = "import time; print('importing', flush=True); time.sleep(30)"
     (tmp_path / "prometheus_client.py").write_text(slow)
@@ -232,7 +232,7 @@ def test_ctrl_c_before_there_is_anything_to_finish_says_nothing(tmp_path: Path) 
     assert process.returncode == -signal.SIGINT
 
 
-def test_ctrl_c_while_workers_import_says_nothing_of_them(tmp_path: Path) -> None:
+def test_ctrl_c_while_workers_import_exits_without_a_traceback(tmp_path: Path) -> None:
     """A terminal sends the interrupt to all processes."""
     (tmp_path / "onnxruntime.py").write_text("import sys, time; print('importing', file=sys.stderr, flush=True); time.sleep(1)")
     log, environment = tmp_path / "log", {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "PYTHONPATH": str(tmp_path)}
@@ -247,22 +247,22 @@ def test_ctrl_c_while_workers_import_says_nothing_of_them(tmp_path: Path) -> Non
         assert "Traceback" not in log.read_text()
 
 
-def test_check_names_models_and_tells_of_each_that_is_not_as_the_settings_want_it(tmp_path: Path, here: Run) -> None:
+def test_check_names_models_that_do_not_match_the_settings(tmp_path: Path, run_in_process: Run) -> None:
     for name in ("apart", "zoo"):
         shutil.copytree(BUNDLES / "tiny", tmp_path / name)
     manifest = tmp_path / "zoo" / "manifest.json"
     values = json.loads(manifest.read_text()) | {"name": "zoo"}
     del values["files"]["encoder.int8.onnx"]
     manifest.write_text(json.dumps(values))
-    assert "tiny (in apart): sound" in here("check", "--models", str(tmp_path)).stdout
-    ended = here("check", "--models", str(tmp_path), "--variant", "int8")
+    assert "tiny (in apart): sound" in run_in_process("check", "--models", str(tmp_path)).stdout
+    ended = run_in_process("check", "--models", str(tmp_path), "--variant", "int8")
     assert ended.returncode == 2
     assert [line.partition(":")[0] for line in ended.stdout.splitlines()] == ["tiny (in apart)", "zoo"]
     assert "zoo: does not match the settings: CAPSERVE_VARIANT=int8, but model zoo has only fp32" in ended.stdout
 
 
-def test_check_replays_every_bundle(broken: Path, here: Run) -> None:
-    sound = here("check")
+def test_check_replays_every_bundle(broken: Path, run_in_process: Run) -> None:
+    sound = run_in_process("check")
     assert sound.returncode == 0
     assert re.match(r"tiny: sound: .*CPUExecutionProvider, replay within [\d.e-]+; (fp32|int8) within [\d.e-]+\n", sound.stdout)
     one_broken = run("check", "--models", str(broken))
@@ -271,20 +271,20 @@ def test_check_replays_every_bundle(broken: Path, here: Run) -> None:
     assert "two: broken" in one_broken.stdout
 
 
-def test_it_says_which_version_it_is(here: Run) -> None:
-    ended = here("--version")
+def test_version_flag_prints_the_version(run_in_process: Run) -> None:
+    ended = run_in_process("--version")
     assert (ended.returncode, ended.stdout) == (0, f"capserve {version('capserve')}\n")
 
 
 @pytest.mark.parametrize("verb", ["check", "predict"])
-def test_flags_of_serve_are_refused_where_they_mean_nothing(verb: str, here: Run) -> None:
-    ended = here(verb, "--port", "1", *(["7.png"] if verb == "predict" else []))
+def test_check_and_predict_refuse_flags_of_serve(verb: str, run_in_process: Run) -> None:
+    ended = run_in_process(verb, "--port", "1", *(["7.png"] if verb == "predict" else []))
     assert ended.returncode == 2
     assert "there is no --port here" in ended.stderr
 
 
 @pytest.mark.parametrize("verb", ["check", "predict"])
-def test_what_models_are_and_how_they_run_are_flags_where_no_server_is(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_check_and_predict_take_flags_for_models_and_device(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     values: dict[str, object] = {"models": Path("m"), "model": "x", "variant": "int8", "device": "cpu", "threads": 3}
     taken: list[Settings] = []
     monkeypatch.setattr(commands, verb, lambda settings, **_: taken.append(settings) or 0)
@@ -295,7 +295,7 @@ def test_what_models_are_and_how_they_run_are_flags_where_no_server_is(verb: str
 
 
 @pytest.mark.parametrize("verb", ["check", "predict"])
-def test_a_reader_that_has_seen_enough_is_no_fault(verb: str, tmp_path: Path, seven: bytes) -> None:
+def test_check_and_predict_end_quietly_when_the_pipe_closes(verb: str, tmp_path: Path, seven: bytes) -> None:
     picture = tmp_path / "7.png"
     picture.write_bytes(seven)
     files = f"{picture} " * 20 if verb == "predict" else ""  # twenty lines, none of which is read
@@ -311,11 +311,11 @@ def test_a_reader_that_has_seen_enough_is_no_fault(verb: str, tmp_path: Path, se
     assert ended.returncode == 128 + signal.SIGPIPE
 
 
-def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client, seven: bytes, here: Run) -> None:
+def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client, seven: bytes, run_in_process: Run) -> None:
     picture, text = tmp_path / "7.png", tmp_path / "7.txt"
     picture.write_bytes(seven)
     text.write_text("seven")
-    ended = here("predict", str(picture), str(text))
+    ended = run_in_process("predict", str(picture), str(text))
     assert ended.returncode == 1
     assert "7.txt" in ended.stderr
     (line,) = ended.stdout.splitlines()
@@ -323,13 +323,15 @@ def test_predict_answers_as_the_server_does(tmp_path: Path, client: httpx.Client
     assert json.loads(line) == {"file": str(picture), **expected}
 
 
-def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, seven: bytes, here: Run) -> None:
+def test_predict_reads_standard_input_and_reports_bad_files(tmp_path: Path, seven: bytes, run_in_process: Run) -> None:
     (tmp_path / "7.png").write_bytes(seven)
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES)}
     piped = subprocess.run([*CAPSERVE, "predict", "-"], input=seven, capture_output=True, env=environment, check=True, timeout=60)
-    assert json.loads(piped.stdout) == {**json.loads(here("predict", str(tmp_path / "7.png")).stdout), "file": "-"}
-    assert here("predict", "./-").stderr == "capserve: ./-: No such file or directory\n"
-    ended = here("predict", "--max-body", str(len(seven) - 1), str(tmp_path), str(tmp_path / "7.png"), str(tmp_path / "8.png"))
+    assert json.loads(piped.stdout) == {**json.loads(run_in_process("predict", str(tmp_path / "7.png")).stdout), "file": "-"}
+    assert run_in_process("predict", "./-").stderr == "capserve: ./-: No such file or directory\n"
+    ended = run_in_process(
+        "predict", "--max-body", str(len(seven) - 1), str(tmp_path), str(tmp_path / "7.png"), str(tmp_path / "8.png")
+    )
     assert ended.returncode == 1
     assert [line.removeprefix(f"capserve: {tmp_path}") for line in ended.stderr.splitlines()] == [
         ": a folder; name the pictures in it",
@@ -343,39 +345,39 @@ def test_predict_reads_standard_input_and_holds_to_the_limits(tmp_path: Path, se
     ("flag", "less", "told"),
     [("--max-body", 0, ""), ("--max-body", 1, ": larger than "), ("--max-pixels", 0, ""), ("--max-pixels", 1, "pixels")],
 )
-def test_predict_takes_what_is_just_within_a_limit(
+def test_predict_accepts_a_picture_at_a_limit_and_refuses_one_above(
     file: str,
     flag: str,
     less: int,
     told: str,
     tmp_path: Path,
     seven: bytes,
-    here: Run,
+    run_in_process: Run,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(seven)))
     Path("7.png").write_bytes(seven)
     most = len(seven) if flag == "--max-body" else math.prod(drawn("7").size)
-    ended = here("predict", flag, str(most - less), file)
+    ended = run_in_process("predict", flag, str(most - less), file)
     assert (ended.returncode, ended.stdout != "", told in ended.stderr) == (less, not less, True)
 
 
-def test_predict_asks_the_model_that_is_named_and_tells_of_an_input_that_is_closed(
-    tmp_path: Path, seven: bytes, here: Run, monkeypatch: pytest.MonkeyPatch
+def test_predict_uses_the_named_model_and_reports_a_closed_stdin(
+    tmp_path: Path, seven: bytes, run_in_process: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "stdin", None)
     for name in ("apart", "zoo"):
         signed(Path(shutil.copytree(BUNDLES / "tiny", tmp_path / "models" / name)))
     (tmp_path / "7.png").write_bytes(seven)
-    ended = here("predict", "--models", str(tmp_path / "models"), "--model", "zoo", "-", str(tmp_path / "7.png"))
+    ended = run_in_process("predict", "--models", str(tmp_path / "models"), "--model", "zoo", "-", str(tmp_path / "7.png"))
     assert ended.returncode == 1
     assert json.loads(ended.stdout)["model"] == "zoo"
     assert ended.stderr.startswith("capserve: -: ")
 
 
-def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
-    tmp_path: Path, seven: bytes, here: Run, monkeypatch: pytest.MonkeyPatch
+def test_predict_reports_a_picture_that_gives_no_finite_numbers(
+    tmp_path: Path, seven: bytes, run_in_process: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classify = CapsNet.classify
 
@@ -385,15 +387,15 @@ def test_predict_tells_of_a_picture_that_a_model_makes_no_numbers_of(
 
     monkeypatch.setattr(CapsNet, "classify", dividing)
     (tmp_path / "7.png").write_bytes(seven)
-    ended = here("predict", str(tmp_path / "7.png"))
+    ended = run_in_process("predict", str(tmp_path / "7.png"))
     assert (ended.returncode, ended.stdout) == (1, "")
     assert "7.png: model tiny gives no finite numbers for picture 0" in ended.stderr
 
 
-def test_predicts_flags_are_the_servers_parameters(tmp_path: Path, client: httpx.Client, here: Run) -> None:
+def test_predict_flags_act_like_the_servers_query_parameters(tmp_path: Path, client: httpx.Client, run_in_process: Run) -> None:
     picture, grey = tmp_path / "grey.png", encoded(drawn("7", 28, ink=200, paper=40))  # normalising would change it
     picture.write_bytes(grey)
-    (line,) = here("predict", "--no-normalise", "--reconstruct", "--input", str(picture)).stdout.splitlines()
+    (line,) = run_in_process("predict", "--no-normalise", "--reconstruct", "--input", str(picture)).stdout.splitlines()
     expected = client.post("/predict?normalise=none&reconstruct=true&input=true", content=grey).json()
     assert "reconstruction" in expected["objects"][0]
     assert json.loads(line) == {"file": str(picture), **expected}
@@ -416,13 +418,13 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_check_refuses_what_serve_would(tmp_path: Path, here: Run) -> None:
+def test_check_refuses_what_serve_would(tmp_path: Path, run_in_process: Run) -> None:
     for folder in ("one", "two"):
         shutil.copytree(BUNDLES / "tiny", tmp_path / folder)
-    ended = here("check", "--models", str(tmp_path))
+    ended = run_in_process("check", "--models", str(tmp_path))
     assert ended.returncode == 2
     assert "expected a unique name, found tiny again; change `name` in its manifest.json, or" in ended.stdout
-    for ended in (here("check", "--model", "nope"), run("serve", "--model", "nope")):
+    for ended in (run_in_process("check", "--model", "nope"), run("serve", "--model", "nope")):
         assert ended.returncode == 2
         assert f"CAPSERVE_MODEL=nope, but {BUNDLES} has only tiny" in ended.stderr
         assert "no key is set" not in ended.stderr  # by default no other machine can connect

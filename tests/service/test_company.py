@@ -87,7 +87,7 @@ def behind_a_word(digit: str) -> Image.Image:
     return picture
 
 
-def out_of_a_row(digit: str) -> Image.Image:
+def cut_out_of_a_row(digit: str) -> Image.Image:
     """Cut out of a line of digits, with parts of both neighbours."""
     picture = Image.new("L", (300, 260), 245)
     for left, each in ((-150, "8"), (220, "3")):
@@ -96,7 +96,7 @@ def out_of_a_row(digit: str) -> Image.Image:
     return picture
 
 
-def beside_holes(digit: str) -> Image.Image:
+def beside_punched_holes(digit: str) -> Image.Image:
     picture = Image.new("L", (420, 420), 240)
     draw = ImageDraw.Draw(picture)
     for top in (50, 195, 340):
@@ -121,7 +121,7 @@ def on_a_turned_page(digit: str) -> Image.Image:
     return picture
 
 
-def of_black_dots(digit: str) -> Image.Image:
+def dithered(digit: str) -> Image.Image:
     """Grey paper, dithered to black and white."""
     picture = Image.new("L", (312, 312), 150)
     picture.paste(20, (36, 36), mask(digit))
@@ -146,7 +146,7 @@ def on_a_ball(digit: str) -> Image.Image:
     return picture.filter(ImageFilter.GaussianBlur(1))
 
 
-def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
+def by_a_pale_pen_that_left_dark_dots(digit: str) -> Image.Image:
     """Cut close at the bottom; the pen left darker dots where it rested, and the pale stroke is not their shadow."""
     written = drawings.cropped(np.asarray(mask(digit)) / 255)
     picture = Image.fromarray(np.uint8(240 - 110 * np.pad(written, ((40, 0), (60, 60)))))
@@ -158,18 +158,18 @@ def by_a_pale_pen_that_rested(digit: str) -> Image.Image:
 
 
 SCENES: list[Scene] = [
-    on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, out_of_a_row, beside_holes, beside_a_desk,
-    on_a_turned_page, of_black_dots, in_a_fingers_shadow, by_a_pale_pen_that_rested, on_a_ball,
+    on_a_phone, in_a_window, on_a_web_page, below_a_question, behind_a_word, cut_out_of_a_row, beside_punched_holes,
+    beside_a_desk, on_a_turned_page, dithered, in_a_fingers_shadow, by_a_pale_pen_that_left_dark_dots, on_a_ball,
 ]  # fmt: skip
 
 
-def taken(pictures: list[Image.Image]) -> Array:
+def prepared(pictures: list[Image.Image]) -> Array:
     return np.stack([images.prepare(picture, SHAPE, normalise=True) for picture in pictures])
 
 
 @pytest.mark.parametrize("scene", SCENES, ids=lambda scene: scene.__name__)
-def test_a_digit_is_read_in_company(compact: CapsNet, scene: Scene) -> None:
-    seen = compact.perceive(taken([scene(digit) for digit in DIGITS]), np.ones(10, bool))
+def test_a_digit_is_read_despite_its_surroundings(compact: CapsNet, scene: Scene) -> None:
+    seen = compact.perceive(prepared([scene(digit) for digit in DIGITS]), np.ones(10, bool))
     assert (seen.lengths.argmax(axis=1) == np.arange(10)).sum() >= 9
     assert Judge(compact.manifest).verdicts(seen).count("not_a_digit") <= 1
 
@@ -206,10 +206,8 @@ EMPTY = {
 
 
 @pytest.mark.parametrize("pictures", EMPTY.values(), ids=EMPTY)
-def test_where_nothing_is_written_what_lies_there_is_no_digit(
-    compact: CapsNet, pictures: Callable[[], list[Image.Image]]
-) -> None:
-    made = taken(pictures())
+def test_pictures_without_writing_are_judged_not_a_digit(compact: CapsNet, pictures: Callable[[], list[Image.Image]]) -> None:
+    made = prepared(pictures())
     seen = compact.perceive(made, np.ones(len(made), bool))
     assert set(Judge(compact.manifest).verdicts(seen)) == {"not_a_digit"}
 
@@ -239,20 +237,20 @@ DIGIT = (30, 70, 40, 60)
         pytest.param([(20, 70, 15, 16), (20, 30, 0, 13)], [(20, 70, 15, 16)], id="a line, and what the border cuts beside it"),
     ],
 )
-def test_what_is_meant_is_the_tallest_with_what_is_near(
+def test_the_tallest_whole_part_and_what_is_near_it_are_kept(
     others: list[tuple[int, int, int, int]], kept: list[tuple[int, int, int, int]]
 ) -> None:
     found = meant(components(blots(DIGIT, *others))) > 0
     np.testing.assert_array_equal(found, blots(DIGIT, *kept))
 
 
-def test_of_what_the_border_cuts_alone_nothing_is_taken_away() -> None:
+def test_nothing_is_removed_when_the_border_cuts_the_digit() -> None:
     """A closely cut 7 with its bar apart from its stem; or one with something low and far off, since the 7 may not be whole."""
     for seven in (blots((0, 12, 5, 100), (20, 100, 50, 62)), blots((20, 80, 0, 30), (5, 12, 80, 90))):
         np.testing.assert_array_equal(meant(components(seven)) > 0, seven)
 
 
-def test_of_a_texture_nothing_is_taken_away() -> None:
+def test_a_few_specks_are_removed_but_a_texture_is_kept() -> None:
     few, many = ([(row, row + 2, left, left + 2) for row in range(1, 16, 3) for left in range(1, 97, step)] for step in (6, 3))
     np.testing.assert_array_equal(meant(components(blots(DIGIT, *few))) > 0, blots(DIGIT))
     np.testing.assert_array_equal(meant(components(blots(DIGIT, *many))) > 0, blots(DIGIT, *many))

@@ -25,13 +25,13 @@ def cgroups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("written", "expected"), [("max 100000", 8), ("250000 100000", 3), ("10000 100000", 1), ("6400000 100000", 8)]
 )
-def test_threads_are_what_cgroup_and_affinity_leave(cgroups: Path, folder: str, written: str, expected: int) -> None:
+def test_available_cpus_are_limited_by_cgroup_v2_and_affinity(cgroups: Path, folder: str, written: str, expected: int) -> None:
     """Our group or any above it may hold the quota; as a container sees it, that is the topmost."""
     (cgroups / folder / "cpu.max").write_text(written)
     assert cpus.available() == expected
 
 
-def test_threads_are_what_the_first_version_of_cgroups_leaves(cgroups: Path) -> None:
+def test_available_cpus_are_limited_by_cgroup_v1(cgroups: Path) -> None:
     assert cpus.available() == 8
     (cgroups / "cpu/slice/cpu.cfs_quota_us").write_text("150000\n")
     (cgroups / "cpu/slice/cpu.cfs_period_us").write_text("100000\n")
@@ -51,7 +51,7 @@ def test_threads_are_what_the_first_version_of_cgroups_leaves(cgroups: Path) -> 
         ("", False, False),
     ],
 )
-def test_int8_is_for_processors_that_are_faster_in_it(
+def test_int8_speed_and_dot_products_are_detected_from_cpuinfo(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, faster: bool, dot_products: bool
 ) -> None:
     monkeypatch.setattr(cpus, "CPUINFO", tmp_path / "cpuinfo")

@@ -23,7 +23,7 @@ from service.visits import request_id
 from tests.service.conftest import drawn, encoded, serving, settings
 
 
-def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
+def test_do_returns_the_jobs_result_or_raises_its_error() -> None:
     async def both() -> None:
         crew = Crew(2, most=4, max_wait=60, deadline=10)
         assert await crew.do(lambda: threading.current_thread().name[:4], time.monotonic()) == "crew"
@@ -38,7 +38,7 @@ def test_it_gives_what_the_job_gives_and_raises_what_it_raises() -> None:
     asyncio.run(both())
 
 
-def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
+def test_a_job_of_a_late_or_cancelled_request_is_not_started() -> None:
     begun: list[str] = []
 
     async def wait_in_vain() -> None:
@@ -64,7 +64,7 @@ def test_a_job_whose_request_is_late_or_gone_is_not_begun() -> None:
     assert begun == []
 
 
-def test_a_job_whose_client_left_keeps_its_thread_until_it_is_done() -> None:
+def test_a_cancelled_running_job_occupies_its_thread_until_done() -> None:
     async def leave() -> None:
         crew, free = Crew(1, most=1, max_wait=60, deadline=10), threading.Event()
         leaves = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic()))
@@ -85,7 +85,7 @@ def test_a_job_whose_client_left_keeps_its_thread_until_it_is_done() -> None:
 
 
 @pytest.mark.parametrize("at_work", ["service.images.sheet", "service.tensors.write"])
-def test_what_has_been_computed_is_written_past_the_deadline(
+def test_a_computed_answer_is_written_even_past_the_deadline(
     at_work: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The deadline is for the computation to begin; without an answer the model would have worked in vain."""
@@ -105,7 +105,7 @@ def test_what_has_been_computed_is_written_past_the_deadline(
     assert answer.status_code == 200, answer.text
 
 
-def test_a_job_at_work_ends_with_its_request_too() -> None:
+def test_a_running_job_is_given_up_at_the_deadline() -> None:
     async def hang() -> None:
         crew, free = Crew(1, most=1, max_wait=60, deadline=0.1), threading.Event()
         with pytest.raises(TooLate):
@@ -118,7 +118,7 @@ def test_a_job_at_work_ends_with_its_request_too() -> None:
     assert time.monotonic() - began < 5
 
 
-def test_what_was_done_is_let_go() -> None:
+def test_the_result_of_a_finished_job_is_freed() -> None:
     async def work() -> None:
         crew = Crew(1, most=9, max_wait=60, deadline=10)
         made = weakref.ref(await crew.do(Picture, time.monotonic()))
@@ -135,7 +135,7 @@ class Picture:
 
 
 @pytest.mark.parametrize("own", [False, True])
-def test_a_job_that_fails_lets_go_of_what_it_held_without_the_garbage_collector(own: bool) -> None:
+def test_a_failed_job_is_freed_without_garbage_collection(own: bool) -> None:
     """The collector seldom runs for so few objects, however large: a picture that cannot be decoded takes a hundred megabytes."""
     held: list[weakref.ref[object]] = []
 
@@ -179,7 +179,7 @@ def test_a_job_in_its_own_thread_knows_its_request() -> None:
     asyncio.run(ask())
 
 
-def test_no_thread_keeps_the_process_from_ending() -> None:
+def test_crew_threads_and_own_threads_are_daemons() -> None:
     async def wait() -> None:
         crew, free = Crew(1, most=9, max_wait=60, deadline=10), threading.Event()
         await crew.do(lambda: None)
@@ -195,7 +195,7 @@ def test_no_thread_keeps_the_process_from_ending() -> None:
     asyncio.run(wait())
 
 
-def test_who_came_first_is_first() -> None:
+def test_jobs_run_in_order_of_their_requests_arrival() -> None:
     """A batch's pictures come one after the other, and later requests must not overtake each of them."""
     order: list[str] = []
 
@@ -214,7 +214,7 @@ def test_who_came_first_is_first() -> None:
     assert order == ["early", "late", "later", "computed"]
 
 
-def test_it_is_bounded() -> None:
+def test_the_crew_refuses_jobs_beyond_its_limit() -> None:
     async def crowd() -> None:
         crew, free = Crew(1, most=2, max_wait=60, deadline=10), threading.Event()
         two = [asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic())) for _ in range(2)]
@@ -229,7 +229,7 @@ def test_it_is_bounded() -> None:
     asyncio.run(crowd())
 
 
-def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_long() -> None:
+def test_overload_refuses_requests_that_would_wait_too_long() -> None:
     async def crowd() -> None:
         crew, taken = Crew(1, most=1_000, max_wait=0.4, deadline=60), []
 
@@ -251,7 +251,7 @@ def test_where_more_comes_than_can_be_done_nobody_is_let_in_who_would_wait_too_l
     asyncio.run(crowd())
 
 
-def test_who_is_refused_is_told_when_there_will_be_room() -> None:
+def test_a_refusal_estimates_when_to_retry() -> None:
     async def crowd() -> None:
         crew = Crew(1, most=1_000, max_wait=0.1, deadline=60)
         jobs = [lambda: time.sleep(0.2)] * 2 + [lambda: None] * 12
@@ -266,7 +266,7 @@ def test_who_is_refused_is_told_when_there_will_be_room() -> None:
     asyncio.run(crowd())
 
 
-def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes_now() -> None:
+def test_future_pictures_of_admitted_requests_count_as_waiting() -> None:
     async def crowd() -> None:
         crew = Crew(1, most=1_000, max_wait=0.4, deadline=60)
 
@@ -294,7 +294,7 @@ def test_what_a_request_that_was_let_in_will_still_bring_is_before_whoever_comes
     asyncio.run(crowd())
 
 
-def test_what_a_request_does_not_bring_after_all_is_not_waited_for() -> None:
+def test_pictures_that_a_request_never_brings_stop_counting() -> None:
     async def leave() -> None:
         crew = Crew(1, most=9, max_wait=1, deadline=10)
         with suppress(ValueError), crew.line(5) as line:
@@ -310,7 +310,7 @@ def test_what_a_request_does_not_bring_after_all_is_not_waited_for() -> None:
     asyncio.run(leave())
 
 
-def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> None:
+def test_a_burst_is_admitted_regardless_of_earlier_slow_jobs() -> None:
     async def crowd() -> None:
         crew = Crew(2, most=1_000, max_wait=0.4, deadline=60)
         for seconds, many in ((0.5, 6), (0.02, 100)):
@@ -327,7 +327,7 @@ def test_a_crowd_that_comes_at_once_is_let_in_whatever_was_slow_before_it() -> N
 
 
 @pytest.mark.parametrize("drawn", [False, True])
-def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> None:
+def test_jobs_of_cancelled_requests_do_not_affect_admission(drawn: bool) -> None:
     """Whether the next job must be admitted, or only writes what was drawn, which needs no admission."""
 
     async def crowd() -> None:
@@ -353,7 +353,7 @@ def test_what_was_done_for_somebody_who_had_left_is_no_measure(drawn: bool) -> N
     asyncio.run(crowd())
 
 
-def test_one_at_work_for_long_has_not_waited() -> None:
+def test_a_long_running_job_does_not_count_as_waiting() -> None:
     async def crowd() -> None:
         crew, free = Crew(1, most=1_000, max_wait=0.2, deadline=60), threading.Event()
         long = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic()))
@@ -371,7 +371,7 @@ def test_one_at_work_for_long_has_not_waited() -> None:
     asyncio.run(crowd())
 
 
-def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_time_even_if_it_slows_down() -> None:
+def test_a_burst_is_admitted_only_as_far_as_the_deadline_allows() -> None:
     async def crowd() -> None:
         crew, taken = Crew(1, most=1_000, max_wait=10, deadline=1.0), []
 
@@ -397,7 +397,7 @@ def test_of_a_crowd_that_comes_at_once_nobody_is_let_in_who_cannot_be_done_in_ti
 
 
 @pytest.mark.parametrize(("workers", "most"), [(1, 4), (2, 2), (8, 1)])
-def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str, CapsNet], workers: int, most: int) -> None:
+def test_few_large_pictures_are_decoded_at_once_however_many_cpus(nets: dict[str, CapsNet], workers: int, most: int) -> None:
     """Each takes hundreds of MB, and all workers share one memory."""
     service: Service = create_app(settings(threads=32, workers=workers), nets).state.service
     bodies = 16 // workers * service.settings.max_body
@@ -426,9 +426,7 @@ def test_large_pictures_are_decoded_few_at_once_however_many_cpus(nets: dict[str
 LARGE, SMALL = (encoded(drawn("7", side), compress_level=0) for side in (200, 28))
 
 
-def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
-    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_batch_is_admitted_once_with_its_first_large_picture(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Pictures that are decoded already are not thrown away because others came meanwhile."""
     coming: list[int] = []
     admit = Crew.admit
@@ -448,7 +446,7 @@ def test_a_batch_is_let_in_once_with_its_first_picture_for_the_crew(
         assert (refused.status_code, coming) == (503, [0, 0])  # and nothing of the first request is still expected
 
 
-def test_a_large_body_asks_the_crew_whether_it_says_its_length_or_not(
+def test_a_large_body_needs_admission_with_or_without_content_length(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(crew: Crew) -> None:

@@ -29,7 +29,7 @@ def test_cuda_without_its_package_is_refused_and_auto_takes_the_cpu(caplog: pyte
 
 
 @pytest.mark.parametrize(("driver", "told"), [(True, r"'.[gpu]'"), (False, "there is no NVIDIA driver here")])
-def test_only_who_has_a_gpu_is_told_what_it_needs(
+def test_auto_logs_the_gpu_package_or_the_missing_driver(
     driver: bool, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [runtime.CPU])
@@ -53,13 +53,15 @@ def test_only_who_has_a_gpu_is_told_what_it_needs(
         ),
     ],
 )
-def test_of_what_cuda_says_the_reason_is_told(said: str, kept: str) -> None:
+def test_reason_extracts_the_cause_from_a_cuda_error(said: str, kept: str) -> None:
     """The first, here a third of its length, came where CUDA_VISIBLE_DEVICES hid a GPU: ONNX Runtime wraps the reason in C++."""
     assert cuda.reason(said) == kept
 
 
 @pytest.mark.filterwarnings("ignore:Specified provider")
-def test_cuda_that_does_not_load_is_refused(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_cuda_that_fails_to_load_is_refused_and_auto_falls_back(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """The package has CUDA and the machine does not: a real session is asked for, and fails to open."""
     if runtime.CUDA in ort.get_available_providers():
         pytest.skip("this is the CUDA package")
@@ -94,7 +96,7 @@ def test_a_session_that_fell_back_is_refused(monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(("graphs", "enabled"), [(False, 0), (True, 1)])
-def test_the_runtime_is_set_as_it_is_fastest(monkeypatch: pytest.MonkeyPatch, graphs: bool, enabled: int) -> None:
+def test_cuda_sessions_get_the_expected_runtime_settings(monkeypatch: pytest.MonkeyPatch, graphs: bool, enabled: int) -> None:
     """Checks the settings that ONNX Runtime gets, which takes no GPU."""
     asked: list[tuple[ort.SessionOptions, list[object]]] = []
 
@@ -136,7 +138,7 @@ def test_bound_inputs_are_padded_to_buckets_and_cut_again(monkeypatch: pytest.Mo
         np.testing.assert_allclose(decoder.run(poses, classes)[0], net.reconstruct(poses, classes), atol=1e-5)
 
 
-def test_sessions_on_cuda_run_one_at_a_time_whichever_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cuda_sessions_run_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """While one session records a CUDA graph, another's copies would fail."""
     monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
     opened, inside, most = ort.InferenceSession, [], []
@@ -165,12 +167,12 @@ def test_sessions_on_cuda_run_one_at_a_time_whichever_they_are(monkeypatch: pyte
     assert most == [1] * 6
 
 
-def test_what_a_session_on_cuda_frees_it_frees_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_cuda_session_is_freed_under_the_exclusive_lock(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replaced model is freed while its successor serves: if another thread recorded a CUDA graph then, both would fail."""
     monkeypatch.setattr(cuda.CudaSession, "memory", "cpu")
     opened, freed = ort.InferenceSession, []
 
-    def somebody_records() -> bool:
+    def can_another_thread_record() -> bool:
         """Whether another thread could record a CUDA graph now."""
         with ThreadPoolExecutor(1) as pool:
             return pool.submit(lambda: cuda.alone.acquire(blocking=False) and not cuda.alone.release()).result()
@@ -183,7 +185,7 @@ def test_what_a_session_on_cuda_frees_it_frees_alone(monkeypatch: pytest.MonkeyP
             return getattr(self._session, name)
 
         def __del__(self) -> None:
-            freed.append(somebody_records())
+            freed.append(can_another_thread_record())
 
         def get_providers(self) -> list[str]:
             return [runtime.CUDA]

@@ -26,7 +26,7 @@ HEALTHZ = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @pytest.mark.parametrize("closing", [False, True])
-def test_all_who_have_connected_are_let_in_together(closing: bool) -> None:
+def test_all_pending_connections_are_accepted_together(closing: bool) -> None:
     """And before it closes."""
     let_in: list[asyncio.BaseTransport] = []
 
@@ -34,7 +34,7 @@ def test_all_who_have_connected_are_let_in_together(closing: bool) -> None:
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             let_in.append(transport)
 
-    async def evening(listener: socket.socket) -> None:
+    async def scenario(listener: socket.socket) -> None:
         door = Door(listener, Guest)
         door.open()
         with ExitStack() as guests:
@@ -54,10 +54,10 @@ def test_all_who_have_connected_are_let_in_together(closing: bool) -> None:
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
-        uvloop.run(evening(listener))
+        uvloop.run(scenario(listener))
 
 
-def test_where_there_are_no_more_files_connections_wait_and_the_log_says_so(tmp_path: Path) -> None:
+def test_connections_wait_and_are_logged_when_file_descriptors_run_out(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with launched(log, ["bash", "-c", f"ulimit -n 60; exec {sys.executable} -m service serve --port 0 --linger 0"]) as process:
         appears(log, "ready: tiny")
@@ -77,11 +77,13 @@ def test_where_there_are_no_more_files_connections_wait_and_the_log_says_so(tmp_
         assert process.wait(10) == 0
 
 
-def test_it_closes_while_there_are_no_more_files(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_door_closes_cleanly_without_free_file_descriptors(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The pause for which others wait outlasts the door, and finds none."""
     faults: list[str] = []
 
-    async def evening(listener: CrowdedSocket) -> None:
+    async def scenario(listener: CrowdedSocket) -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: faults.append(str(context)))
         door = Door(listener, asyncio.Protocol)
         door.open()
@@ -93,21 +95,21 @@ def test_it_closes_while_there_are_no_more_files(caplog: pytest.LogCaptureFixtur
     monkeypatch.setattr(door_module, "PAUSE", 0.08)
     with CrowdedSocket([errno.EMFILE] * 9) as listener:
         listener.bind(("127.0.0.1", 0))
-        uvloop.run(evening(listener))
+        uvloop.run(scenario(listener))
     assert faults == []
     assert [each.partition(",")[0] for each in caplog.messages] == ["connections wait", "waiting connections are reset"]
 
 
 @pytest.mark.parametrize("closing", [False, True])
 @pytest.mark.parametrize("fault", [errno.ECONNABORTED, errno.EPROTO, errno.EPERM])
-def test_one_who_has_gone_again_takes_nobody_with_it(closing: bool, fault: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_aborted_connection_does_not_affect_the_others(closing: bool, fault: int, caplog: pytest.LogCaptureFixture) -> None:
     let_in: list[asyncio.BaseTransport] = []
 
     class Guest(asyncio.Protocol):
         def connection_made(self, transport: asyncio.BaseTransport) -> None:
             let_in.append(transport)
 
-    async def evening(listener: CrowdedSocket) -> None:
+    async def scenario(listener: CrowdedSocket) -> None:
         door = Door(listener, Guest)
         door.open()
         with ExitStack() as guests:
@@ -123,14 +125,14 @@ def test_one_who_has_gone_again_takes_nobody_with_it(closing: bool, fault: int, 
 
     with CrowdedSocket([fault]) as listener:
         listener.bind(("127.0.0.1", 0))
-        uvloop.run(evening(listener))
+        uvloop.run(scenario(listener))
     assert caplog.messages == []
 
 
-def test_where_none_can_be_let_in_any_more_it_looks_once_a_second(caplog: pytest.LogCaptureFixture) -> None:
+def test_accepting_pauses_after_a_permanent_error(caplog: pytest.LogCaptureFixture) -> None:
     """And does not keep the processor busy with it."""
 
-    async def evening(listener: CrowdedSocket) -> None:
+    async def scenario(listener: CrowdedSocket) -> None:
         door = Door(listener, asyncio.Protocol)
         door.open()
         with socket.create_connection(listener.getsockname()):
@@ -141,7 +143,7 @@ def test_where_none_can_be_let_in_any_more_it_looks_once_a_second(caplog: pytest
 
     with CrowdedSocket([errno.EINVAL] * 9) as listener:
         listener.bind(("127.0.0.1", 0))
-        uvloop.run(evening(listener))
+        uvloop.run(scenario(listener))
 
 
 def test_nobody_connects_between_the_last_accept_and_the_close() -> None:
@@ -160,14 +162,14 @@ def test_nobody_connects_between_the_last_accept_and_the_close() -> None:
                     late.append(type(error))
             super().close()
 
-    async def evening(listener: socket.socket) -> None:
+    async def scenario(listener: socket.socket) -> None:
         door = Door(listener, asyncio.Protocol)
         door.open()
         await door.close()
 
     with SlowSocket() as listener:
         listener.bind(("127.0.0.1", 0))
-        uvloop.run(evening(listener))
+        uvloop.run(scenario(listener))
     assert late == [TimeoutError]
 
 
@@ -185,8 +187,8 @@ class CrowdedSocket(socket.socket):
         return super().accept()
 
 
-@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
-def test_who_has_connected_is_answered_though_the_port_closes(tmp_path: Path, flags: list[str]) -> None:
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one worker", "two workers"])
+def test_connected_clients_are_answered_when_the_port_closes(tmp_path: Path, flags: list[str]) -> None:
     """By clients who connect anew for each request, and go on when they are told that the server is no longer ready."""
     told: Counter[str] = Counter()
 
@@ -218,7 +220,7 @@ def test_who_has_connected_is_answered_though_the_port_closes(tmp_path: Path, fl
 
 
 @pytest.mark.parametrize("sent", [0, 20])
-def test_a_request_that_is_on_its_way_when_the_port_closes_is_answered(tmp_path: Path, sent: int) -> None:
+def test_a_request_in_transit_when_the_port_closes_is_answered(tmp_path: Path, sent: int) -> None:
     with started(tmp_path / "log", "--linger", "0") as (process, url):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:

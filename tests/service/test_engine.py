@@ -24,7 +24,7 @@ CPUINFO = Path("/proc/cpuinfo")
 SATURATES = CPUINFO.exists() and " avx2" in CPUINFO.read_text() and not cpus.has_dot_products()
 
 
-def test_pictures_of_its_own_prototypes_are_recognised(net: CapsNet) -> None:
+def test_drawings_of_the_models_prototypes_are_recognised(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
     seen = net.perceive(drawings, np.ones(10, bool))
     assert (seen.winners[:, 0] == np.arange(10)).sum() >= 9  # a mean pose need not be that of any picture
@@ -33,7 +33,7 @@ def test_pictures_of_its_own_prototypes_are_recognised(net: CapsNet) -> None:
     assert seen.present.all()
 
 
-def test_a_picture_means_the_same_alone_and_in_company(net: CapsNet) -> None:
+def test_a_picture_gives_the_same_result_alone_and_in_a_batch(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes), np.arange(10))
     together = net.perceive(drawings, np.ones(10, bool))
     for row in range(10):
@@ -59,7 +59,7 @@ def test_a_large_batch_runs_in_pieces_and_comes_back_whole(rows: int, expected: 
     assert ran == expected
 
 
-def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
+def test_only_requested_drawings_are_made(net: CapsNet) -> None:
     drawings = net.reconstruct(np.float32(net.manifest.prototypes)[:3], np.arange(3))
     seen = net.perceive(drawings, np.array([True, False, True]))
     np.testing.assert_array_equal(np.isnan(seen.errors), [False, True, False])
@@ -67,7 +67,7 @@ def test_only_what_is_wanted_is_drawn(net: CapsNet) -> None:
     assert seen.drawings[2].any()
 
 
-def test_the_longest_capsule_is_seen_however_short(net: CapsNet) -> None:
+def test_the_longest_capsule_is_reported_however_short(net: CapsNet) -> None:
     """Every answer names an object."""
     blank = np.zeros((1, *net.manifest.image_shape), np.float32)
     lengths, capsules = net.classify(blank)
@@ -93,7 +93,7 @@ def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
 
 
 @pytest.mark.parametrize("provider", [runtime.CPU, runtime.CUDA])
-def test_whatever_may_come_is_warm(provider: str, net: CapsNet) -> None:
+def test_warm_up_covers_the_batch_sizes_of_each_provider(provider: str, net: CapsNet) -> None:
     """On CUDA every size runs twice: the first run of each is slow, and the second records a CUDA graph."""
     sizes: dict[str, list[int]] = {"encoder": [], "decoder": []}
 
@@ -123,7 +123,7 @@ def test_perturb_moves_one_or_all_poses() -> None:
     assert not pose.any()
 
 
-def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_variant_loads_and_auto_picks_the_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     for variant in ("fp32", "int8"):
@@ -133,7 +133,7 @@ def test_each_variant_can_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
         assert engine._variant(made, "auto", device) == expected
 
 
-def test_int8_is_the_same_on_every_processor() -> None:
+def test_int8_lengths_match_those_of_the_unoptimised_graph() -> None:
     """Where sums of int8 products saturated, the network would take one digit for another."""
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
@@ -148,7 +148,7 @@ def test_int8_is_the_same_on_every_processor() -> None:
 
 @pytest.mark.skipif(not SATURATES, reason="sums of int8 products do not saturate on this processor")
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (ROOT / "models").glob("*/encoder.int8.onnx")))
-def test_sums_that_saturate_do_no_harm_or_a_replay_notices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saturating_int8_sums_are_harmless_or_fail_the_replay(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = bundle.read(ROOT / "models" / name)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     sound = engine.load(made, "int8", device)
@@ -174,7 +174,7 @@ def _drawn(net: CapsNet, count: int) -> Array:
     return np.sum(drawings, axis=0).clip(max=1)
 
 
-def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_network_that_gives_nan_for_a_blank_picture_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """For example, a squash may divide by a length of 0: the bundle's example does not show it, and JSON has no NaN."""
     run = sessions.CpuSession.run
 
@@ -189,7 +189,7 @@ def test_a_network_that_finds_no_numbers_in_a_blank_picture_is_a_broken_bundle(m
 
 
 @pytest.mark.parametrize("spoilt", ["lengths", "a capsule that is not the longest"])
-def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_answered(
+def test_non_finite_outputs_are_422_and_the_next_picture_is_answered(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes, spoilt: str
 ) -> None:
     """Neither JSON nor pose tokens can hold NaN."""
@@ -214,7 +214,7 @@ def test_a_picture_of_which_a_model_makes_no_numbers_is_told_and_the_next_is_ans
 
 
 @pytest.mark.parametrize("form", ["image/png", "application/json"])
-def test_a_drawing_that_is_no_numbers_is_told(
+def test_a_drawing_with_nan_pixels_is_422(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, form: str, seven: bytes
 ) -> None:
     with serving(settings(), nets) as client:
@@ -230,7 +230,7 @@ def test_a_drawing_that_is_no_numbers_is_told(
             assert f"model tiny gives no finite numbers for {what} 0" in answer.json()["detail"]
 
 
-def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graph_that_opens_but_fails_to_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise RuntimeError("[ONNXRuntimeError] : 6 : Reshape: 3 pictures into 1\nand more")
 
@@ -241,7 +241,7 @@ def test_a_graph_that_opens_and_does_not_run_is_a_broken_bundle(monkeypatch: pyt
         engine.load(made, "fp32", device)
 
 
-def test_a_bundle_that_was_replaced_while_it_was_opened_is_not_served_under_the_old_ones_name(tmp_path: Path) -> None:
+def test_a_bundle_replaced_while_it_is_opened_is_refused(tmp_path: Path) -> None:
     """Another takes the folder after the checksums were compared, and its own example agrees with its graphs."""
     made = bundle.read(renewed(tmp_path / "tiny", "the one"))
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
@@ -251,7 +251,7 @@ def test_a_bundle_that_was_replaced_while_it_was_opened_is_not_served_under_the_
         engine.load(made, "fp32", device)
 
 
-def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_variant_is_refused_and_auto_uses_the_other(tmp_path: Path) -> None:
     made = bundle.read(TINY)
     files = {name: value for name, value in made.manifest.files.items() if name != "encoder.int8.onnx"}
     without = bundle.Bundle(tmp_path / "tiny", made.manifest.model_copy(update={"files": files}))
@@ -263,7 +263,7 @@ def test_a_variant_that_is_not_there_is_told(tmp_path: Path) -> None:
     assert engine.load(without, "auto", device).variant == "fp32"
 
 
-def test_a_graph_that_onnx_runtime_does_not_open_is_a_broken_bundle(tmp_path: Path) -> None:
+def test_an_unreadable_or_mismatched_graph_raises_a_bundle_error(tmp_path: Path) -> None:
     made = bundle.read(TINY)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     broken = tmp_path / "encoder.onnx"
@@ -277,7 +277,7 @@ def test_a_graph_that_onnx_runtime_does_not_open_is_a_broken_bundle(tmp_path: Pa
 # Without a GPU, CUDA can fail in three ways. In each of them `cuda` does not start, and `auto` says so and takes the CPU.
 
 
-def test_the_first_of_which_a_network_makes_no_numbers_is_named() -> None:
+def test_the_first_picture_without_finite_numbers_is_named() -> None:
     made = np.zeros((4, 3, 2), np.float32)
     expect_numbers("tiny", "picture", made)
     made[1, 2, 1], made[3] = np.inf, np.nan  # one value is enough

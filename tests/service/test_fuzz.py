@@ -29,7 +29,7 @@ def damaged(draw: st.DrawFn) -> bytes:
     return bytes(data[: draw(st.integers(0, len(data)))] if draw(st.booleans()) else data)
 
 
-def answered(response: httpx.Response) -> None:
+def check_answer(response: httpx.Response) -> None:
     assert response.status_code < 500, (response.status_code, response.text)
     if response.status_code >= 400:
         problem = response.json()
@@ -48,20 +48,20 @@ def fuzzed(server: str):
 @often
 @given(damaged() | st.binary(max_size=300), st.sampled_from(TYPES))
 def test_raw_bodies(fuzzed: httpx.Client, data: bytes, kind: str):
-    answered(fuzzed.post("/predict", content=data, headers={"content-type": kind}))
+    check_answer(fuzzed.post("/predict", content=data, headers={"content-type": kind}))
 
 
 @often
 @given(st.lists(damaged() | st.binary(max_size=50), max_size=3))
 def test_uploads(fuzzed: httpx.Client, files: list[bytes]):
-    answered(fuzzed.post("/predict/batch", files=[("file", ("x.png", data)) for data in files]))
+    check_answer(fuzzed.post("/predict/batch", files=[("file", ("x.png", data)) for data in files]))
 
 
 @often
 @given(st.binary(max_size=200), st.text("ab-'()+_,./:=?", max_size=20))
 def test_broken_multipart(fuzzed: httpx.Client, middle: bytes, boundary: str):
     body = b"--" + boundary.encode() + b"\r\n" + middle + b"\r\n--" + boundary.encode() + b"--\r\n"
-    answered(fuzzed.post("/predict", content=body, headers={"content-type": f"multipart/form-data; boundary={boundary}"}))
+    check_answer(fuzzed.post("/predict", content=body, headers={"content-type": f"multipart/form-data; boundary={boundary}"}))
 
 
 ANYTHING = st.recursive(
@@ -75,7 +75,7 @@ ANYTHING = st.recursive(
 @given(ANYTHING | st.binary(max_size=50), st.sampled_from(["/predict", "/predict/batch", "/v2/models/tiny/infer"]))
 def test_any_json(fuzzed: httpx.Client, value: object, path: str):
     content = value if isinstance(value, bytes) else json.dumps(value).encode()
-    answered(fuzzed.post(path, content=content, headers={"content-type": "application/json"}))
+    check_answer(fuzzed.post(path, content=content, headers={"content-type": "application/json"}))
 
 
 NUMBERS = st.floats() | st.integers(-3, 20) | st.sampled_from(["", "nan", "1e999", "٣", "0x1", " 1 "])
@@ -93,7 +93,7 @@ NUMBERS = st.floats() | st.integers(-3, 20) | st.sampled_from(["", "nan", "1e999
     st.sampled_from(["/reconstruct", "/reconstruct/sweep", "/reconstruct/morph"]),
 )
 def test_any_query(fuzzed: httpx.Client, query: list, path: str):
-    answered(fuzzed.get(path, params=query))
+    check_answer(fuzzed.get(path, params=query))
 
 
 @often
@@ -101,14 +101,14 @@ def test_any_query(fuzzed: httpx.Client, query: list, path: str):
 def test_any_path(fuzzed: httpx.Client, raw: bytes, text: str):
     quoted = "".join(f"%{byte:02x}" for byte in raw)
     for path in (f"/models/{quoted}", f"/v2/models/{quoted}/versions/{quoted}", f"/{quoted}"):
-        answered(fuzzed.get(path))
+        check_answer(fuzzed.get(path))
 
 
 @pytest.mark.parametrize("side", [(60_000, 500), (1, 1), (1, 3_000)])
-def test_picture_sizes_nobody_meant(fuzzed: httpx.Client, side: tuple[int, int]):
+def test_extreme_picture_sizes(fuzzed: httpx.Client, side: tuple[int, int]):
     buffer = BytesIO()
     Image.new("1", side).save(buffer, "PNG")
-    answered(fuzzed.post("/predict", content=buffer.getvalue(), headers={"content-type": "image/png"}))
+    check_answer(fuzzed.post("/predict", content=buffer.getvalue(), headers={"content-type": "image/png"}))
 
 
 def sent(operation: Any, mode: Any) -> int:
@@ -132,7 +132,7 @@ def sent(operation: Any, mode: Any) -> int:
     return count
 
 
-def test_our_own_openapi(server: str):
+def test_answers_conform_to_our_openapi_document(server: str):
     """Tries every operation with what its schema allows and with what it does not."""
     import schemathesis  # here, or each process that collects tests would spend a second on it
 

@@ -23,7 +23,7 @@ from tests.service.bundles import TINY, external
 VALUES = np.arange(4, dtype=np.float32)
 
 
-def elsewhere() -> TensorProto:
+def external_tensor() -> TensorProto:
     """A tensor whose values lie in another file."""
     tensor = TensorProto(name="w", dims=VALUES.shape, data_type=TensorProto.FLOAT, data_location=TensorProto.EXTERNAL)
     tensor.external_data.add(key="location", value="weights.bin")
@@ -89,13 +89,13 @@ PLACES: dict[str, Callable[[TensorProto], bytes]] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_it_is_found_wherever_it_may_lie(place: str) -> None:
+def test_external_weights_are_found_wherever_onnx_allows_them(place: str) -> None:
     assert holds_its_weights(PLACES[place](numpy_helper.from_array(VALUES, "w")))
-    assert not holds_its_weights(PLACES[place](elsewhere()))
+    assert not holds_its_weights(PLACES[place](external_tensor()))
 
 
 @pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx", "decoder.onnx"])
-def test_our_own_graphs_hold_theirs(name: str) -> None:
+def test_the_tiny_bundles_graphs_hold_their_weights(name: str) -> None:
     assert holds_its_weights((TINY / name).read_bytes())
 
 
@@ -133,26 +133,26 @@ HIDDEN = {
 
 
 @pytest.mark.parametrize("fields", HIDDEN.values(), ids=HIDDEN)
-def test_what_protobuf_reads_otherwise_than_it_looks_is_refused(fields: list[bytes]) -> None:
+def test_unusual_protobuf_encodings_do_not_hide_external_weights(fields: list[bytes]) -> None:
     assert holds_its_weights(with_more(field(9, VALUES.tobytes())))
     with contextlib.suppress(ValueError):
         assert not holds_its_weights(with_more(*fields))
 
 
 @pytest.mark.parametrize("more", [field(14, 0), field((1 << 29) - 1, 1), field(30, (1 << 64) - 1)])
-def test_what_protobuf_reads_as_it_looks_is_not(more: bytes) -> None:
+def test_unusual_but_harmless_protobuf_fields_are_accepted(more: bytes) -> None:
     """A location that is this file, the highest number of a field, and a negative number, which takes ten bytes."""
     assert holds_its_weights(with_more(more))
 
 
-def test_onnx_runtime_would_have_read_the_other_file(tmp_path: Path) -> None:
+def test_onnx_runtime_reads_the_hidden_external_file(tmp_path: Path) -> None:
     (tmp_path / "weights.bin").write_bytes(VALUES.tobytes())
     (tmp_path / "graph.onnx").write_bytes(with_more(*HIDDEN["keys of more than 32 bits"]))
     (read,) = onnxruntime.InferenceSession(tmp_path / "graph.onnx").run(None, {})
     np.testing.assert_array_equal(read, VALUES)
 
 
-def test_onnx_runtimes_own_format_is_none_that_we_read() -> None:
+def test_onnx_runtimes_own_format_is_refused() -> None:
     with pytest.raises(ValueError, match="own format"):
         holds_its_weights(field(1, bytes(2) + b"ORTM"))
 
@@ -160,12 +160,12 @@ def test_onnx_runtimes_own_format_is_none_that_we_read() -> None:
 @pytest.mark.parametrize(
     "data", [b"\x3a", b"\x3a\x05ab", b"\x12\x03ab", b"\x3b", b"\xff" * 20, b"\x38\x01", b"\x0d\x00", field(1, 1 << 70)]
 )
-def test_what_is_no_graph_is_an_error(data: bytes) -> None:
+def test_data_that_is_not_a_graph_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError, match="integer|field|wire type"):
         holds_its_weights(data)
 
 
-def test_a_bundle_that_reaches_outside_itself_is_refused(tmp_path: Path) -> None:
+def test_a_bundle_with_external_weights_is_refused(tmp_path: Path) -> None:
     folder = external(tmp_path / "tiny")
     onnxruntime.InferenceSession(folder / "encoder.onnx")  # which accepts it
     with pytest.raises(BundleError, match=r"encoder\.onnx: expected all weights in this file, found some in another; export it"):
@@ -173,7 +173,7 @@ def test_a_bundle_that_reaches_outside_itself_is_refused(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("name", ["encoder.onnx", "encoder.int8.onnx", "decoder.onnx"])
-def test_no_graph_of_a_bundle_reaches_outside_it(tmp_path: Path, name: str) -> None:
+def test_no_graph_of_a_bundle_may_have_external_weights(tmp_path: Path, name: str) -> None:
     folder = Path(shutil.copytree(TINY, tmp_path / "tiny"))
     graph = onnx.load(folder / name)
     onnx.save(graph, folder / name, save_as_external_data=True, location="weights.bin", size_threshold=0)

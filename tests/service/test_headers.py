@@ -40,7 +40,7 @@ PNG, JSON = "image/png", "application/json"
         ("json, , ;q=1", PNG),
     ],
 )
-def test_what_is_liked_best_is_given(accept: str, offer: str | None) -> None:
+def test_the_preferred_media_type_is_chosen(accept: str, offer: str | None) -> None:
     assert preferred([accept], (PNG, JSON)) == offer
     assert preferred(accept.split(","), (PNG, JSON)) == offer
 
@@ -61,5 +61,5 @@ def test_what_is_liked_best_is_given(accept: str, offer: str | None) -> None:
     ],
 )
 @pytest.mark.parametrize("etag", ['"a"', 'W/"a"'])
-def test_tags_are_compared_weakly(header: str, known: bool, etag: str) -> None:
+def test_etags_are_compared_weakly(header: str, known: bool, etag: str) -> None:
     assert knows([header], etag) == known

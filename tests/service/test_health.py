@@ -13,14 +13,12 @@ from tests.service.test_metrics import samples
 from tests.waiting import until
 
 
-def test_it_lives_and_is_ready(client: httpx.Client) -> None:
+def test_a_started_server_is_live_and_ready(client: httpx.Client) -> None:
     assert client.get("/healthz").json() == {"live": True}
     assert client.get("/readyz").json() == {"ready": True, "state": "ready"}
 
 
-def test_it_lives_but_is_not_ready_while_it_warms_up(
-    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
-) -> None:
+def test_a_warming_server_is_live_but_not_ready(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes) -> None:
     warm = threading.Event()
     monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warm.wait(10))
     with serving(settings(), nets, answers="/healthz") as client:
@@ -44,7 +42,7 @@ def test_it_lives_but_is_not_ready_while_it_warms_up(
         wait_until_ready(client)
 
 
-def test_where_no_thread_can_be_had_it_asks_for_a_restart(
+def test_liveness_fails_when_no_thread_can_be_started(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, seven: bytes
 ) -> None:
     start = threading.Thread.start
@@ -65,7 +63,7 @@ def test_where_no_thread_can_be_had_it_asks_for_a_restart(
         assert samples(client)["capserve_rejections_total", "failed"] == 1  # which alerts take for an error, not for a rollout
 
 
-def test_one_of_several_workers_is_warm_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_among_several_warms_up_before_it_listens(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise a worker that replaces a dead one would turn away requests that the others could answer."""
     warm = threading.Event()
     monkeypatch.setattr(CapsNet, "warm_up", lambda *_: warm.wait(10))

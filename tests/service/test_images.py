@@ -81,20 +81,20 @@ READ = {
 
 
 @pytest.mark.parametrize("data", READ.values(), ids=READ.keys())
-def test_reads_every_kind_alike(data: bytes) -> None:
+def test_every_supported_format_is_read_alike(data: bytes) -> None:
     picture = images.read(data, LIMIT)
     assert picture.size == PICTURE.size
     assert np.abs(levels(picture) - levels(PICTURE)).mean() < 0.02
 
 
-def test_reads_one_bit() -> None:
+def test_a_one_bit_picture_is_read() -> None:
     picture = images.read(drawings.encoded(PICTURE.point(lambda level: 255 * (level > 128)).convert("1")), LIMIT)
     assert set(np.unique(levels(picture))) == {0.0, 1.0}
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_turns_as_exif_says(orientation: int, form: str) -> None:
+def test_exif_orientation_is_applied(orientation: int, form: str) -> None:
     back = {1: None, 2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}[orientation]  # Image.Transpose: what the camera did to it
     wide = PICTURE.resize((64, 40))
     stored = wide if back is None else wide.transpose(Image.Transpose(back))
@@ -105,13 +105,13 @@ def test_turns_as_exif_says(orientation: int, form: str) -> None:
     assert np.abs(levels(picture) - levels(wide)).mean() < 0.02
 
 
-def test_decodes_a_large_jpeg_small() -> None:
+def test_a_large_jpeg_is_decoded_at_reduced_size() -> None:
     picture = images.read(drawings.encoded(PICTURE.resize((4000, 3000)), "JPEG"), LIMIT)
     assert 512 <= min(picture.size) < 1024
 
 
 @pytest.mark.parametrize("where", ["Raw profile type exif", "XML:com.adobe.xmp"])
-def test_a_png_may_say_elsewhere_which_way_is_up(where: str) -> None:
+def test_png_orientation_is_read_from_text_and_xmp_chunks(where: str) -> None:
     exif = Image.Exif()
     exif[0x0112] = 6
     profile = f"\nexif\n{len(exif.tobytes())}\n{exif.tobytes().hex()}"
@@ -122,7 +122,7 @@ def test_a_png_may_say_elsewhere_which_way_is_up(where: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP", "text"])
-def test_which_way_is_up_is_told_before_much_else(form: str) -> None:
+def test_orientation_is_applied_despite_much_other_exif_data(form: str) -> None:
     """The same metadata hold the maker's note, in which a camera may put any amount of data."""
     exif = Image.Exif()
     exif[0x0112] = 6
@@ -165,13 +165,13 @@ def text_that_is_no_exif() -> bytes:
     [exif_with_an_odd_orientation(), corrupt_exif(), invalid_apng(), text_that_is_no_exif()],
     ids=["odd", "corrupt", "apng", "text"],
 )
-def test_damaged_metadata_costs_no_picture_and_warns_nobody(data: bytes) -> None:
+def test_damaged_metadata_is_ignored_without_warnings(data: bytes) -> None:
     program = "import sys; from service import images; print(images.read(sys.stdin.buffer.read(), 10**6).size)"
     done = subprocess.run([sys.executable, "-W", "always", "-c", program], input=data, capture_output=True)
     assert (done.stdout.decode().strip(), done.stderr) == (str(PICTURE.size), b"")
 
 
-def test_leaves_the_warning_filters_alone() -> None:
+def test_reading_leaves_the_warning_filters_unchanged() -> None:
     before = list(warnings.filters)
     threads = [threading.Thread(target=lambda: [images.read(corrupt_exif(), LIMIT) for _ in range(20)]) for _ in range(4)]
     for thread in threads:
@@ -181,7 +181,7 @@ def test_leaves_the_warning_filters_alone() -> None:
     assert list(warnings.filters) == before
 
 
-def test_much_text_beside_a_picture_is_named() -> None:
+def test_over_a_megabyte_of_compressed_text_is_refused() -> None:
     notes, data = PngInfo(), BytesIO()
     notes.add_text("Comment", "x" * 5_000_000, zip=True)
     PICTURE.save(data, "PNG", pnginfo=notes)
@@ -194,7 +194,7 @@ TRUNCATED = ("grey png", "16 bits", "interlaced png", "jpeg", "cmyk jpeg", "loss
 
 @pytest.mark.parametrize("kind", TRUNCATED)
 @pytest.mark.parametrize("share", [0.05, 0.3, 0.7])
-def test_refuses_truncated(kind: str, share: float) -> None:
+def test_truncated_pictures_are_refused(kind: str, share: float) -> None:
     data = READ[kind]
     with pytest.raises(Unprocessable, match="truncated or damaged"):
         images.read(data[: max(12, int(len(data) * share))], LIMIT)
@@ -214,7 +214,7 @@ PNGS |= {"one bit": drawings.encoded(PICTURE.convert("1")), "two bits": drawings
 
 
 @pytest.mark.parametrize("data", PNGS.values(), ids=PNGS.keys())
-def test_refuses_a_png_that_lacks_rows_and_takes_one_that_is_black(data: bytes) -> None:
+def test_a_png_with_missing_rows_is_refused_and_a_black_one_read(data: bytes) -> None:
     for kept in (0, 300, -1):
         with pytest.raises(Unprocessable, match="truncated or damaged"):
             images.read(with_pixels(data, lambda rows, kept=kept: rows[:kept]), LIMIT)
@@ -222,7 +222,7 @@ def test_refuses_a_png_that_lacks_rows_and_takes_one_that_is_black(data: bytes) 
     assert black.size == PICTURE.size
 
 
-def test_an_interlaced_png_that_holds_its_last_pixel_and_little_else_is_refused() -> None:
+def test_an_incomplete_interlaced_png_with_its_last_pixel_is_refused() -> None:
     """Of 17x17 pixels the first pass has 3x3, and the picture's last pixel is one of them."""
     data = with_pixels(interlaced(Image.new("L", (17, 17), 255)), lambda rows: rows[:12])
     with pytest.raises(Unprocessable, match="truncated or damaged"):
@@ -230,17 +230,17 @@ def test_an_interlaced_png_that_holds_its_last_pixel_and_little_else_is_refused(
 
 
 @pytest.mark.parametrize("size", [(1, 1), (3, 1), (1, 3), (5, 5), (8, 9)])
-def test_an_interlaced_png_of_any_size_is_whole_when_it_is(size: tuple[int, int]) -> None:
+def test_complete_interlaced_pngs_of_any_size_are_read(size: tuple[int, int]) -> None:
     assert images.read(interlaced(PICTURE.resize(size)), LIMIT).size == size
 
 
 @pytest.mark.parametrize("lost", range(1, 16))
-def test_refuses_a_png_without_its_end(lost: int) -> None:
+def test_a_png_cut_short_by_a_few_bytes_is_refused(lost: int) -> None:
     with pytest.raises(Unprocessable, match="truncated or damaged"):
         images.read(READ["grey png"][:-lost], LIMIT)
 
 
-def test_where_memory_is_short_the_picture_is_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_memory_error_while_decoding_raises_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
     def short(picture: Image.Image) -> None:
         raise MemoryError
 
@@ -250,7 +250,7 @@ def test_where_memory_is_short_the_picture_is_too_large(monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("kind", READ)
-def test_any_damage_is_our_error_or_a_picture(kind: str) -> None:
+def test_a_damaged_picture_is_read_or_raises_a_service_error(kind: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(60):
         data = bytearray(READ[kind])
@@ -275,17 +275,17 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize(("data", "name"), FOREIGN.values(), ids=FOREIGN.keys())
-def test_refuses_other_kinds_and_says_which(data: bytes, name: str) -> None:
+def test_unsupported_formats_are_refused_and_named(data: bytes, name: str) -> None:
     with pytest.raises(NotAnImage, match=f"PNG, JPEG, WebP and BMP are read.*{name}"):
         images.read(data, LIMIT)
 
 
-def test_refuses_nothing_at_all() -> None:
+def test_an_empty_file_is_refused() -> None:
     with pytest.raises(Unprocessable, match="empty"):
         images.read(b"", LIMIT)
 
 
-def test_what_is_wrong_with_a_palette_is_the_senders() -> None:
+def test_an_invalid_palette_raises_unprocessable() -> None:
     """With more opacities than colours, Pillow opens the picture and fails when it is converted."""
     palette, opacities = bytes(range(256)) * 3, bytes(257)
     data = png(struct.pack(">IIBBBBB", 40, 40, 8, 3, 0, 0, 0), zlib.compress(bytes(40 * 41)), PLTE=palette, tRNS=opacities)
@@ -301,20 +301,20 @@ def _scanned(count: int) -> tuple[bytes, bytes, list[bytes]]:
 
 
 HIDDEN = {
-    "an end before it all": lambda head, restarts, scans: b"\xff\xd8\xff\xd9" + head + b"".join(scans),
+    "an end marker before the picture": lambda head, restarts, scans: b"\xff\xd8\xff\xd9" + head + b"".join(scans),
     "a marker without a length": lambda head, restarts, scans: head + b"\xff\x01".join(scans),
-    "a marker that is none": lambda head, restarts, scans: head[:2] + restarts + head[2:] + b"\xff\x02".join(scans),
+    "a reserved marker": lambda head, restarts, scans: head[:2] + restarts + head[2:] + b"\xff\x02".join(scans),
     "fill bytes": lambda head, restarts, scans: head + b"\xff\xff\xff".join(scans),
 }
 
 
 @pytest.mark.parametrize("way", HIDDEN)
-def test_scans_are_counted_as_a_decoder_walks(way: str) -> None:
+def test_scans_are_counted_as_a_decoder_finds_them(way: str) -> None:
     with pytest.raises(Unprocessable, match="more than 100 scans"):
         images.read(HIDDEN[way](*_scanned(200)) + b"\xff\xd9", LIMIT)
 
 
-def test_a_film_behind_a_jpeg_is_none_of_its_scans() -> None:
+def test_a_film_after_a_jpeg_is_not_counted_as_scans() -> None:
     """Telephones append films, in which 0xff 0xda occurs by chance."""
     picture = drawings.encoded(Image.new("L", (40, 40), 77), "JPEG", progressive=True)
     film = np.random.default_rng(0).integers(0, 256, 1 << 20, np.uint8).tobytes() + b"\xff\xda\x00\x02" * 200
@@ -340,7 +340,7 @@ def vast(side: int) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize("kind", vast(16_000))
-def test_refuses_vast_ones_by_their_header(kind: str) -> None:
+def test_too_large_pictures_are_refused_by_their_header(kind: str) -> None:
     data = vast(16_000)[kind]
     tracemalloc.start()
     try:
@@ -352,13 +352,13 @@ def test_refuses_vast_ones_by_their_header(kind: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(1, 24_000_000), (20_001, 1)])
-def test_refuses_sides_that_are_too_long_by_their_header(size: tuple[int, int]) -> None:
+def test_pictures_with_too_long_sides_are_refused_by_their_header(size: tuple[int, int]) -> None:
     header = struct.pack(">IIBBBBB", *size, 16, 0, 0, 0, 0)
     with pytest.raises(TooLarge, match=f"{size[0]}x{size[1]} pixels and at most 20,000 per side"):
         images.read(png(header, zlib.compress(bytes(1000))), LIMIT)
 
 
-def test_a_bomb_of_text_beside_the_pixels_is_refused() -> None:
+def test_a_decompression_bomb_in_a_text_chunk_is_refused() -> None:
     plain = drawings.encoded(PICTURE)
     body = b"Comment\0\0" + zlib.compress(bytes(100_000_000), 9)
     chunk = struct.pack(">I", len(body)) + b"zTXt" + body + struct.pack(">I", zlib.crc32(b"zTXt" + body))
@@ -366,7 +366,7 @@ def test_a_bomb_of_text_beside_the_pixels_is_refused() -> None:
         images.read(plain[:33] + chunk + plain[33:], LIMIT)
 
 
-def test_the_limit_itself_is_read() -> None:
+def test_a_picture_exactly_at_the_pixel_limit_is_read() -> None:
     data = drawings.encoded(PICTURE)
     assert images.read(data, 64 * 64).size == (64, 64)
     with pytest.raises(TooLarge):
@@ -398,7 +398,7 @@ def test_normalise_none_wants_the_right_size(size: tuple[int, int]) -> None:
     ],
     ids=["grey", "colours", "palette", "16 bits"],
 )
-def test_a_colour_that_a_png_calls_transparent_is_black(
+def test_the_transparent_colour_of_a_png_becomes_black(
     picture: Image.Image, clear: int | tuple[int, int, int], channels: int
 ) -> None:
     read = images.read(drawings.encoded(picture, transparency=clear), LIMIT)
@@ -407,7 +407,7 @@ def test_a_colour_that_a_png_calls_transparent_is_black(
 
 
 @pytest.mark.parametrize("channels", [1, 3])
-def test_png_is_what_went_in(channels: int) -> None:
+def test_a_written_png_holds_the_given_pixels(channels: int) -> None:
     image = np.random.default_rng(0).random((channels, 5, 7), dtype=np.float32)
     with Image.open(BytesIO(images.png(image))) as picture:
         assert picture.mode == {1: "L", 3: "RGB"}[channels]
@@ -415,7 +415,7 @@ def test_png_is_what_went_in(channels: int) -> None:
     np.testing.assert_allclose(seen / 255, image, atol=0.5 / 255 + 1e-6)
 
 
-def test_png_cuts_off_what_no_pixel_can_be() -> None:
+def test_png_clips_values_outside_0_to_1() -> None:
     with Image.open(BytesIO(images.png(np.array([[[-0.5, 1.5]]], np.float32)))) as picture:
         assert np.asarray(picture).tolist() == [[0, 255]]
 
@@ -431,6 +431,6 @@ def test_sheet_lays_rows_and_columns() -> None:
     assert seen[:, :112].max() == 0
 
 
-def test_size_is_the_longer_side() -> None:
+def test_the_size_of_a_sheet_is_a_tiles_longer_side() -> None:
     with Image.open(BytesIO(images.sheet(np.zeros((1, 1, 1, 20, 40), np.float32), 80))) as picture:
         assert picture.size == (80, 40)

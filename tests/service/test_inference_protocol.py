@@ -74,7 +74,7 @@ def test_infer(v2, images, expected, binary_in, binary_out):
         np.testing.assert_allclose(answer.as_numpy(name), values, atol=1e-5)
 
 
-def test_only_the_asked_outputs_in_the_order_asked(v2, images, expected):
+def test_only_requested_outputs_are_returned_in_their_order(v2, images, expected):
     asked = [triton.InferRequestedOutput("capsules", binary_data=False), triton.InferRequestedOutput("lengths", binary_data=True)]
     answer = v2.infer("tiny", [tensor(images, True)], outputs=asked)
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["capsules", "lengths"]
@@ -97,7 +97,7 @@ class Counting:
         return getattr(self._decoder, name)
 
 
-def test_a_drawing_nobody_asked_for_is_not_drawn(net: CapsNet, images):
+def test_reconstructions_are_drawn_only_when_requested(net: CapsNet, images):
     decoder = Counting(net.decoder)
     with serving(settings(), {"tiny": replace(net, decoder=decoder)}) as client:
         for output, expected in {"lengths": [], "reconstructions": [1]}.items():
@@ -109,12 +109,12 @@ def test_a_drawing_nobody_asked_for_is_not_drawn(net: CapsNet, images):
             assert ("reconstruct" in answer.headers["Server-Timing"]) == bool(expected)
 
 
-def test_a_version_is_named_back(v2, images, net: CapsNet):
+def test_the_requested_version_is_returned(v2, images, net: CapsNet):
     answer = v2.infer("tiny", [tensor(images, True)], model_version=net.manifest.version)
     assert answer.get_response()["model_version"] == net.manifest.version
 
 
-def test_more_than_a_batch(v2, net: CapsNet):
+def test_more_pictures_than_a_batch_are_answered(v2, net: CapsNet):
     images = np.random.default_rng(1).random((100, *net.manifest.image_shape), np.float32)
     for binary in (False, True):
         answer = v2.infer("tiny", [tensor(images, binary)])
@@ -129,14 +129,14 @@ def test_more_than_a_batch(v2, net: CapsNet):
         (lambda given: setattr(given, "_datatype", "FP16"), "expected datatype FP32"),
     ],
 )
-def test_the_clients_own_errors_are_its_exceptions(v2, images, change, says):
+def test_invalid_inputs_raise_the_clients_exception(v2, images, change, says):
     given = tensor(images, True)
     change(given)
     with pytest.raises(InferenceServerException, match=says):
         v2.infer("tiny", [given])
 
 
-def test_an_output_that_is_not_there(v2, images):
+def test_unknown_outputs_and_classification_are_refused(v2, images):
     with pytest.raises(InferenceServerException, match="expected outputs out of lengths, capsules, reconstructions"):
         v2.infer("tiny", [tensor(images, True)], outputs=[triton.InferRequestedOutput("logits")])
     with pytest.raises(InferenceServerException, match="classification"):
@@ -144,12 +144,12 @@ def test_an_output_that_is_not_there(v2, images):
 
 
 @pytest.mark.parametrize("value", [255.0, -1.0, float("nan"), float("inf")])
-def test_pictures_out_of_range(v2, images, value):
+def test_pixels_out_of_range_are_refused(v2, images, value):
     with pytest.raises(InferenceServerException, match="from 0 to 1"):
         v2.infer("tiny", [tensor(np.full_like(images, value), True)])
 
 
-def test_unknown_models_and_compression(v2, images):
+def test_unknown_models_versions_and_compression_are_refused(v2, images):
     with pytest.raises(InferenceServerException, match="there are tiny"):
         v2.infer("large", [tensor(images, True)])
     with pytest.raises(InferenceServerException, match="no such version"):
@@ -162,7 +162,7 @@ def json_tensor(images) -> dict:
     return {"name": "images", "shape": list(images.shape), "datatype": "FP32", "data": images.tolist()}
 
 
-def test_plain_json_nested_as_a_person_writes_it(client: httpx.Client, images, expected):
+def test_nested_json_data_is_accepted(client: httpx.Client, images, expected):
     answer = client.post("/v2/models/tiny/infer", json={"inputs": [json_tensor(images)], "outputs": [{"name": "lengths"}]})
     assert answer.headers["content-type"] == "application/json"
     assert "inference-header-content-length" not in answer.headers
@@ -172,13 +172,13 @@ def test_plain_json_nested_as_a_person_writes_it(client: httpx.Client, images, e
     assert "id" not in answer.json()
 
 
-def test_json_behind_a_byte_order_mark(client: httpx.Client, images, expected):
+def test_json_with_a_byte_order_mark_is_accepted(client: httpx.Client, images, expected):
     text = json.dumps({"inputs": [json_tensor(images[:2])], "outputs": [{"name": "lengths"}]})
     (output,) = client.post("/v2/models/tiny/infer", content=text.encode("utf-8-sig")).json()["outputs"]
     np.testing.assert_allclose(output["data"], expected["lengths"][:2].ravel(), atol=1e-5)
 
 
-def test_bytes_on_the_wire(client: httpx.Client, images, expected):
+def test_binary_tensors_are_read_and_written_as_raw_bytes(client: httpx.Client, images, expected):
     raw = images.tobytes()
     header = {
         "inputs": [
@@ -204,7 +204,7 @@ def test_bytes_on_the_wire(client: httpx.Client, images, expected):
         assert "error" in answer.json()
 
 
-def test_the_bytes_of_pictures_alone(client: httpx.Client, images, expected):
+def test_a_raw_binary_request_without_json_is_accepted(client: httpx.Client, images, expected):
     """Triton's raw binary request."""
     answer = client.post("/v2/models/tiny/infer", content=images.tobytes(), headers={"Inference-Header-Content-Length": "0"})
     text = answer.content[: int(answer.headers["inference-header-content-length"])]
@@ -217,7 +217,7 @@ def test_the_bytes_of_pictures_alone(client: httpx.Client, images, expected):
 
 
 @pytest.mark.parametrize("body", [b"", b"{}", b"[1]", b"\x00\xff", b"[" * 50_000, b'{"inputs": [{"name": "images"}]}'])
-def test_rubbish_is_a_400_with_an_error(client: httpx.Client, body):
+def test_an_invalid_body_is_a_400_with_an_error(client: httpx.Client, body):
     answer = client.post("/v2/models/tiny/infer", content=body)
     assert answer.status_code == 400
     assert answer.json()["error"]
@@ -232,7 +232,7 @@ def test_rubbish_is_a_400_with_an_error(client: httpx.Client, body):
     ],
     ids=["long text among many", "long axis", "long number"],
 )
-def test_what_is_long_is_a_short_400(client: httpx.Client, shape: str, data: str, says: str):
+def test_overlong_values_get_a_short_400(client: httpx.Client, shape: str, data: str, says: str):
     sent = f'{{"inputs": [{{"name": "images", "shape": {shape}, "datatype": "FP32", "data": {data}}}]}}'
     answer = client.post("/v2/models/tiny/infer", content=sent)
     assert answer.status_code == 400
@@ -240,7 +240,7 @@ def test_what_is_long_is_a_short_400(client: httpx.Client, shape: str, data: str
     assert len(answer.content) < 300
 
 
-def test_a_server_with_a_key(nets, images):
+def test_infer_requires_the_servers_key(nets, images):
     with serving(settings(api_key="secret"), nets) as client:
         address = str(client.base_url).removeprefix("http://").rstrip("/")
         with triton.InferenceServerClient(address) as v2:
@@ -250,14 +250,14 @@ def test_a_server_with_a_key(nets, images):
             v2.infer("tiny", [tensor(images, True)], headers={"Authorization": "Bearer secret"})
 
 
-def test_bytes_that_no_header_announces_are_told_of(client: httpx.Client) -> None:
+def test_binary_data_without_its_header_is_refused(client: httpx.Client) -> None:
     sent = b'{"inputs":[]}' + bytes(8)
     told = client.post("/v2/models/tiny/infer", content=sent, headers={"Content-Type": "application/octet-stream"})
     assert told.status_code == 400
     assert "Inference-Header-Content-Length" in told.json()["detail"]
 
 
-def test_openapi_has_the_header_of_binary_tensors_and_no_answers_that_cannot_come(client: httpx.Client) -> None:
+def test_openapi_documents_the_binary_header_and_possible_statuses(client: httpx.Client) -> None:
     paths = client.get("/openapi.json").json()["paths"]
     infer = paths["/v2/models/{name}/infer"]["post"]
     assert "Inference-Header-Content-Length" in [each["name"] for each in infer["parameters"]]

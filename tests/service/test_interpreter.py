@@ -24,19 +24,19 @@ class Ring:
         self.itself = self
 
 
-def test_a_server_has_settled_when_it_is_ready_and_again_when_it_has_reloaded(tmp_path: Path) -> None:
+def test_gc_ignores_models_once_ready_and_after_a_reload(tmp_path: Path) -> None:
     """Otherwise the garbage collector would look through its models."""
     shutil.copytree(TINY, tmp_path / "models" / "tiny")
     chosen = settings(api_key="sesame").model_copy(update={"models": tmp_path / "models"})
     gc.unfreeze()
     with serving(chosen) as client:
-        assert not looked_through()
+        assert not models_scanned_by_gc()
         renewed(tmp_path / "models" / "tiny", "second")
         assert client.post("/models/reload", headers={"X-API-Key": "sesame"}).json()["models"] == {"tiny": "replaced"}
-        assert not looked_through()
+        assert not models_scanned_by_gc()
 
 
-def test_settling_takes_rubbish_away_even_what_an_earlier_one_left_standing() -> None:
+def test_settling_again_frees_garbage_that_was_frozen_before() -> None:
     ring = Ring()
     gone = weakref.ref(ring)
     interpreter.settle()
@@ -48,7 +48,7 @@ def test_settling_takes_rubbish_away_even_what_an_earlier_one_left_standing() ->
     assert gone() is None
 
 
-def test_a_server_s_threads_give_way_sooner(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_starting_server_shortens_the_thread_switch_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     class Far(Exception):
         """Ends the start of the server at this point."""
 
@@ -66,5 +66,5 @@ def test_a_server_s_threads_give_way_sooner(monkeypatch: pytest.MonkeyPatch) -> 
         sys.setswitchinterval(before)
 
 
-def looked_through() -> list[object]:
+def models_scanned_by_gc() -> list[object]:
     return [each for each in gc.get_objects() if type(each) is Served]

@@ -33,14 +33,14 @@ def refused(found: Lateness, clock: Clock, waited: float) -> bool:
     return False
 
 
-def test_who_waited_in_a_burst_is_let_in(clock: Clock) -> None:
+def test_requests_that_wait_in_a_burst_are_admitted(clock: Clock) -> None:
     found = Lateness(MAX_WAIT)
     for waited in (0.1, 0.4, 0.5, 0.69):  # one turn of the loop in which many came
         clock.now = 100 + waited
         assert not refused(found, clock, waited)
 
 
-def test_where_the_loop_is_late_for_long_who_is_late_is_refused_and_nobody_else(clock: Clock) -> None:
+def test_only_late_requests_are_refused_while_the_loop_stays_late(clock: Clock) -> None:
     found = Lateness(MAX_WAIT)
     told = []
     for _ in range(20):  # turns that each bring more than the one before, and so take longer than a request may wait
@@ -51,7 +51,7 @@ def test_where_the_loop_is_late_for_long_who_is_late_is_refused_and_nobody_else(
     assert [late for waited, late in told if waited > LATE] == [False] * 2 + [True] * 38
 
 
-def test_after_a_quiet_while_it_begins_anew(clock: Clock) -> None:
+def test_lateness_is_forgotten_after_a_quiet_period(clock: Clock) -> None:
     found = Lateness(MAX_WAIT)
     assert not refused(found, clock, 0.5)
     clock.now += 0.9
@@ -60,7 +60,7 @@ def test_after_a_quiet_while_it_begins_anew(clock: Clock) -> None:
     assert not refused(found, clock, 0.5)
 
 
-def test_who_may_hardly_wait_at_all_may_take_a_moment(clock: Clock) -> None:
+def test_a_max_wait_of_zero_still_allows_a_moment(clock: Clock) -> None:
     found = Lateness(0.0)
     assert not refused(found, clock, 0.09)
     assert not refused(found, clock, 0.11)

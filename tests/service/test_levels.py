@@ -26,7 +26,7 @@ def test_quantiles(values: NDArray[np.float32], part: float) -> None:
 
 
 @pytest.mark.parametrize("name", ["noise", "ink on paper", "blurred ink", "few"])
-def test_the_threshold_leaves_two_groups_as_different_as_any(name: str) -> None:
+def test_the_threshold_separates_two_groups_almost_optimally(name: str) -> None:
     values = VALUES[name].ravel().astype(np.float64)
 
     def between(threshold: float) -> float:
@@ -52,7 +52,7 @@ def test_noise_is_not_writing_and_ink_is() -> None:
     }
 
 
-def test_what_is_much_paler_than_the_ink_is_paper() -> None:
+def test_a_stain_much_paler_than_the_ink_is_treated_as_paper() -> None:
     """A stain on a clean sheet is so much larger than the ink that the threshold parts the sheet from the stain."""
     line = np.zeros((100, 100), np.float32)
     line[:30] = 0.1

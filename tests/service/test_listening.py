@@ -26,7 +26,7 @@ from tests.service.test_door import is_closed
 from tests.waiting import until
 
 
-def test_a_name_with_both_kinds_of_address_is_the_one_that_all_can_reach(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_with_ipv4_and_ipv6_addresses_binds_to_ipv4(monkeypatch: pytest.MonkeyPatch) -> None:
     """Many clients try only 127.0.0.1 for localhost."""
     four = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
     six = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0))
@@ -39,11 +39,11 @@ def test_a_name_with_both_kinds_of_address_is_the_one_that_all_can_reach(monkeyp
     ("address", "url"),
     [(("127.0.0.1", 8000), "http://127.0.0.1:8000"), (("::1", 8000, 0, 0), "http://[::1]:8000")],
 )
-def test_an_address_is_written_as_a_browser_takes_it(address: tuple[object, ...], url: str) -> None:
+def test_an_address_is_written_as_a_url(address: tuple[object, ...], url: str) -> None:
     assert listening.url(address) == url
 
 
-def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
+def test_a_link_local_address_keeps_its_interface() -> None:
     assert listening.numbers(("::1", 8000, 0, 0)) == ("::1", 8000)
     assert listening.numbers(("fe80::1", 8000, 0, 1)) == ("fe80::1%lo", 8000)
 
@@ -56,7 +56,7 @@ def test_workers_find_the_address_again_with_the_link_it_is_on() -> None:
     ],
     ids=["every address", "two workers"],
 )
-def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts: tuple[str, str], flags: list[str]) -> None:
+def test_only_one_of_two_servers_started_on_one_port_serves(tmp_path: Path, hosts: tuple[str, str], flags: list[str]) -> None:
     """Until one of them listens, both could bind the port: two that shared it would answer in turn."""
     port = free_port()
     command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", *flags, "--host"]
@@ -73,7 +73,7 @@ def test_of_two_that_start_at_once_on_one_port_one_serves(tmp_path: Path, hosts:
         assert won.wait(10) == 0
 
 
-def test_two_on_one_port_of_different_addresses_both_serve(tmp_path: Path) -> None:
+def test_two_servers_on_different_addresses_share_a_port(tmp_path: Path) -> None:
     port = free_port()
     hosts = {"127.0.0.1": "1", "127.0.0.2": "2"}  # host -> number of workers
     with ExitStack() as running:
@@ -85,8 +85,8 @@ def test_two_on_one_port_of_different_addresses_both_serve(tmp_path: Path) -> No
                 wait_until_ready(client, 20)
 
 
-@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
-def test_the_next_may_start_while_one_still_answers_what_it_accepted(tmp_path: Path, flags: list[str]) -> None:
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one worker", "two workers"])
+def test_a_new_server_may_start_while_the_old_one_drains(tmp_path: Path, flags: list[str]) -> None:
     port = free_port()
     command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0"]
     with launched(tmp_path / "0", [*command, *flags]) as before, reaching(f"http://127.0.0.1:{port}") as client:
@@ -106,7 +106,7 @@ def test_the_next_may_start_while_one_still_answers_what_it_accepted(tmp_path: P
 
 
 @pytest.mark.parametrize("fault", [errno.EAFNOSUPPORT, errno.EACCES])
-def test_where_there_is_nothing_to_claim_with_it_starts_without(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
+def test_claiming_a_port_is_skipped_where_no_socket_is_available(monkeypatch: pytest.MonkeyPatch, fault: int) -> None:
     """As under systemd's RestrictAddressFamilies, or on a Mac."""
 
     def forbidden(_: int) -> socket.socket:
@@ -117,7 +117,7 @@ def test_where_there_is_nothing_to_claim_with_it_starts_without(monkeypatch: pyt
         pass
 
 
-def test_who_has_lost_all_its_workers_still_has_its_port(tmp_path: Path) -> None:
+def test_a_server_that_lost_all_its_workers_keeps_its_port(tmp_path: Path) -> None:
     """While no worker listens another server could bind it, and both would answer in turn once the workers are back."""
     port, log, models = free_port(), tmp_path / "one", tmp_path / "models"
     command = [*CAPSERVE, "serve", "--port", str(port), "--linger", "0", "--workers", "2"]
@@ -161,7 +161,7 @@ def slow_to_load(tmp_path: Path) -> list[str]:
     return [sys.executable, str(tmp_path / "server.py")]
 
 
-def test_workers_whose_supervisor_is_gone_before_they_listen_never_do(slow_to_load: list[str], tmp_path: Path) -> None:
+def test_workers_do_not_listen_if_their_supervisor_died_first(slow_to_load: list[str], tmp_path: Path) -> None:
     """The next capserve may have the port by then."""
     port, log = free_port(), tmp_path / "log"
     with launched(log, [*slow_to_load, "--port", str(port)]) as process:
@@ -210,7 +210,7 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_a_fault_of_its_own_at_the_start_is_a_record_too(tmp_path: Path, workers: int) -> None:
+def test_an_unexpected_error_at_startup_is_logged_as_json(tmp_path: Path, workers: int) -> None:
     log = tmp_path / "log"
     (tmp_path / "server.py").write_text(FAULTY)
     with launched(log, [sys.executable, str(tmp_path / "server.py"), "--workers", str(workers)]) as process:
@@ -222,9 +222,7 @@ def test_a_fault_of_its_own_at_the_start_is_a_record_too(tmp_path: Path, workers
     assert any("RuntimeError: boom" in json.dumps(each) for each in records)
 
 
-def test_a_worker_that_stands_still_before_it_listens_is_replaced_where_others_do(
-    slow_to_load: list[str], tmp_path: Path
-) -> None:
+def test_a_worker_stuck_before_listening_is_replaced_if_others_listen(slow_to_load: list[str], tmp_path: Path) -> None:
     log = tmp_path / "log"
     with launched(log, [*slow_to_load, "--port", "0"]) as process:
         appears(log, "ready: tiny", 2)
@@ -241,7 +239,9 @@ def test_a_worker_that_stands_still_before_it_listens_is_replaced_where_others_d
         assert process.wait(15) == 0
 
 
-def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
+def test_serving_raises_start_error_if_another_program_took_the_port(
+    nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture
+) -> None:
     wanted = settings()
     app = create_app(wanted, nets)
     with listening.bind("127.0.0.1", 0) as listener, socket.socket() as other:
@@ -254,7 +254,7 @@ def test_where_another_program_listens_meanwhile_it_says_so(nets: dict[str, Caps
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []  # the app's end is not logged as a fault
 
 
-def test_as_many_files_are_taken_as_may_be(tmp_path: Path) -> None:
+def test_the_open_files_limit_is_raised_to_the_hard_limit(tmp_path: Path) -> None:
     """Under bash, which, as other parents do, passes on a limit of its own."""
     few, log = 64, tmp_path / "log"
     command = ["bash", "-c", f"ulimit -S -n {few}; exec {sys.executable} -m service serve --port 0 --linger 0 --workers 2"]

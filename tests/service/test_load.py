@@ -26,7 +26,7 @@ LARGE = encoded(drawn("7", 400), compress_level=0)  # so large that it is not de
 OVERLOAD = 3.0  # seconds
 
 
-def test_five_hundred_connections_at_once():
+def test_500_simultaneous_connections_are_answered_or_refused():
     async def storm(server: Process) -> list[Answer]:
         connections = await asyncio.gather(*(Connection.to(server) for _ in range(500)))
         answers = await asyncio.gather(*(connection.ask(PREDICT) for connection in connections))
@@ -82,7 +82,7 @@ BOTTLENECKS = {
 
 
 @pytest.mark.parametrize("narrow", BOTTLENECKS.values(), ids=BOTTLENECKS.keys())
-def test_twice_the_capacity(narrow: Bottleneck):
+def test_overload_of_twice_the_capacity_is_refused_quickly(narrow: Bottleneck):
     async def overload(server: Process) -> tuple[list[Answer], float, float]:
         """Sends requests at a steady rate, since real clients do not wait for one another."""
         began = time.perf_counter()
@@ -112,7 +112,7 @@ def test_twice_the_capacity(narrow: Bottleneck):
         assert asyncio.run(ask(server, narrow.raw)).status == 200  # overload ends as soon as the crowd is gone
 
 
-def test_who_asks_again_at_once_takes_little_from_those_who_are_let_in():
+def test_refused_clients_that_retry_at_once_hardly_slow_admitted_ones():
     """Thousands of refusals a second would leave the decoding threads few turns of the interpreter; with faster clients, none."""
     raw, seconds, crowd = request("/predict", LARGE), 4.0, 400
 

@@ -9,7 +9,7 @@ import sys
 from service.process import logs
 
 
-def test_a_fault_is_in_the_json_log_with_its_traceback() -> None:
+def test_an_exception_is_in_the_json_log_with_its_traceback() -> None:
     try:
         raise ValueError("a fault")
     except ValueError:
