@@ -148,7 +148,7 @@ def test_large_pictures_are_decoded_too(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("side", "ink", "on_the_loop"),
     [(28, 255, True), (64, 255, True), (65, 255, False), (2000, 0, False)],
-    ids=["small", "as small as that", "more pixels", "few bytes and many pixels"],
+    ids=["small", "just small enough", "more pixels", "few bytes and many pixels"],
 )
 def test_only_small_pictures_are_decoded_on_the_event_loop(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, side: int, ink: int, on_the_loop: bool
