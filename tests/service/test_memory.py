@@ -28,7 +28,7 @@ def limit(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mo
     return found
 
 
-def test_what_is_allowed_is_the_least(limit: Path) -> None:
+def test_allowed_memory_is_the_lowest_cgroup_limit(limit: Path) -> None:
     assert memory.allowed() is None
     limit.write_text(str(300 * MB))
     (limit.parent / "unit" / limit.name).write_text(str(500 * MB))
@@ -37,7 +37,7 @@ def test_what_is_allowed_is_the_least(limit: Path) -> None:
     assert memory.allowed() == 500 * MB
 
 
-def test_too_little_is_told_with_what_would_do(limit: Path) -> None:
+def test_too_little_memory_is_reported_with_a_setting_that_fits(limit: Path) -> None:
     wanted = settings(max_pixels=10_000_000)
     for megabytes in (400, 460):
         limit.write_text(str(megabytes * MB))
@@ -50,14 +50,14 @@ def test_too_little_is_told_with_what_would_do(limit: Path) -> None:
     assert memory.too_little(wanted, pictures=2, bodies=50 * MB) is None
 
 
-def test_each_worker_is_counted(limit: Path) -> None:
+def test_memory_needed_grows_with_the_number_of_workers(limit: Path) -> None:
     limit.write_text(str(4 * memory.PROCESS + 16 * MB))
     few, many = (settings(workers=count, max_pixels=1_000) for count in (4, 5))
     assert memory.too_little(few, pictures=1, bodies=0) is None
     assert memory.too_little(many, pictures=1, bodies=0) is not None
 
 
-def test_the_log_tells_it(limit: Path, nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
+def test_creating_the_app_logs_too_little_memory(limit: Path, nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:
     create_app(settings(threads=2), nets)
     assert caplog.messages == []
     limit.write_text(str(260 * MB))

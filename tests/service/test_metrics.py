@@ -28,7 +28,7 @@ def samples(client: httpx.Client) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None:
+def test_metrics_count_requests_stages_and_predictions(nets: dict[str, CapsNet], seven: bytes) -> None:
     with serving(settings(), nets) as client:
         for _ in range(3):
             client.post("/predict", files={"file": seven})
@@ -55,7 +55,7 @@ def test_what_happens_is_counted(nets: dict[str, CapsNet], seven: bytes) -> None
     assert seen["capserve_ready",] == 1
 
 
-def test_the_way_of_a_slow_upload_is_not_the_services_time(nets: dict[str, CapsNet], seven: bytes) -> None:
+def test_the_time_of_a_slow_upload_is_not_in_the_request_duration(nets: dict[str, CapsNet], seven: bytes) -> None:
     """Nor is that of an upload that never ends; either would wake somebody who can do nothing about it."""
 
     def slowly(whole: bool) -> Iterator[bytes]:
@@ -86,7 +86,7 @@ def test_tensors_count_as_pictures_do(nets: dict[str, CapsNet], outputs: list[st
     assert sum(value for name, value in seen.items() if name[0] == "capserve_verdicts_total") == drawn
 
 
-def test_whoever_was_turned_away_is_counted_once() -> None:
+def test_each_rejection_is_counted_once_by_its_reason() -> None:
     metrics = Metrics()
     for error in (Busy("no memory", "bodies"), TooLate("too late", "late"), NotAnImage("a poem")):
         metrics.refused(error)
@@ -100,21 +100,21 @@ def test_whoever_was_turned_away_is_counted_once() -> None:
     ]
 
 
-def test_the_model_and_what_runs_it_are_told(client: httpx.Client, net: CapsNet) -> None:
+def test_metrics_report_the_model_and_its_execution_provider(client: httpx.Client, net: CapsNet) -> None:
     seen = samples(client)
     assert seen["capserve_model_info", "tiny", "tiny", net.variant, net.manifest.version] == 1
     assert seen["capserve_execution_provider_info", "tiny", "CPUExecutionProvider"] == 1
     assert seen["capserve_execution_provider_nodes", "tiny", "CPUExecutionProvider"] > 10
 
 
-def test_the_queue_tells_how_long_it_may_grow(nets: dict[str, CapsNet]) -> None:
+def test_metrics_report_the_queue_limits(nets: dict[str, CapsNet]) -> None:
     with serving(settings(max_queue=7), nets) as client:
         seen = samples(client)
     assert seen["capserve_queue_limit_images", "encoder", "tiny"] == 7
     assert seen["capserve_queue_limit_images", "decoder", "tiny"] == 4096
 
 
-def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(client: httpx.Client, net: CapsNet) -> None:
+def test_reference_histograms_use_manifest_shares_and_live_bucket_bounds(client: httpx.Client, net: CapsNet) -> None:
     client.post("/predict", files={"file": encoded(drawn("1"))})
     seen = samples(client)
     for name in ("winner_length", "reconstruction_error"):
@@ -130,7 +130,7 @@ def test_the_references_are_the_manifests_at_the_bounds_of_the_live_histograms(c
     assert seen["capserve_reference_reconstruction_error_sum", "tiny"] == pytest.approx(middle)
 
 
-def test_models_may_come_and_go_while_metrics_are_told(net: CapsNet) -> None:
+def test_models_can_be_added_and_removed_while_metrics_are_collected(net: CapsNet) -> None:
     """Metrics are written in a thread of their own, while the event loop may reload models."""
     metrics, over = Metrics(), threading.Event()
     others = [replace(net, manifest=net.manifest.model_copy(update={"name": f"m{number}"})) for number in range(20)]
@@ -152,20 +152,20 @@ def test_models_may_come_and_go_while_metrics_are_told(net: CapsNet) -> None:
         coming.join()
 
 
-def test_a_fall_back_to_the_cpu_is_told(client: httpx.Client, net: CapsNet) -> None:
+def test_metrics_report_a_fallback_to_the_cpu(client: httpx.Client, net: CapsNet) -> None:
     assert samples(client)["capserve_cpu_fallback", "tiny"] == 0
     metrics = Metrics()
     metrics.describe(replace(net, device=replace(net.device, fell_back=True)))
     assert 'capserve_cpu_fallback{model="tiny"} 1.0' in metrics.text().decode()
 
 
-def test_two_apps_in_a_process_count_for_themselves(nets: dict[str, CapsNet], client: httpx.Client, seven: bytes) -> None:
+def test_two_apps_in_one_process_count_separately(nets: dict[str, CapsNet], client: httpx.Client, seven: bytes) -> None:
     client.post("/predict", files={"file": seven})
     with serving(settings(), nets) as other:
         assert ("capserve_requests_total", "/predict", "200") not in samples(other)
 
 
-def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: bytes) -> None:
+def test_a_single_process_ignores_prometheus_multiproc_dir(tmp_path: Path, seven: bytes) -> None:
     """PROMETHEUS_MULTIPROC_DIR may be in the environment for another server of the same container."""
     with started(tmp_path / "log", PROMETHEUS_MULTIPROC_DIR=str(tmp_path / "nowhere")) as (_, url), reaching(url) as client:
         assert client.post("/predict", content=seven).status_code == 200
@@ -173,12 +173,12 @@ def test_a_folder_for_several_processes_is_not_for_one(tmp_path: Path, seven: by
 
 
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool (Debian's prometheus package) is not installed")
-def test_promtool_has_nothing_to_say(client: httpx.Client) -> None:
+def test_promtool_finds_no_fault_in_the_metrics(client: httpx.Client) -> None:
     checked = subprocess.run(["promtool", "check", "metrics"], input=client.get("/metrics").content, capture_output=True)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_a_model_that_is_gone_has_not_fallen_back(net: CapsNet) -> None:
+def test_forgetting_a_model_resets_its_cpu_fallback(net: CapsNet) -> None:
     counted = Metrics()
     fallen = replace(net, device=replace(net.device, fell_back=True))
     for change, told in ((counted.describe, 1), (counted.forget, 0)):
@@ -186,7 +186,7 @@ def test_a_model_that_is_gone_has_not_fallen_back(net: CapsNet) -> None:
         assert counted.registry.get_sample_value("capserve_cpu_fallback", {"model": "tiny"}) == told
 
 
-def test_stages_are_told_with_what_they_took() -> None:
+def test_each_stage_is_recorded_with_its_duration() -> None:
     counted = Metrics()
     counted.answered("/predict", 200, 0.5, {"decode": 0.25, "queue": 0.125})
     for stage, taken in (("decode", 0.25), ("queue", 0.125)):
@@ -203,18 +203,18 @@ def test_each_object_of_a_picture_is_counted(net: CapsNet) -> None:
     assert told == [1, 1, 0]
 
 
-def test_until_there_is_a_reload_none_has_failed() -> None:
+def test_last_reload_counts_as_successful_before_any_reload() -> None:
     assert Metrics().registry.get_sample_value("capserve_last_reload_successful") == 1
 
 
-def test_failures_count_from_nought_on(net: CapsNet) -> None:
+def test_model_failures_start_at_zero(net: CapsNet) -> None:
     """Prometheus sees only increases between two scrapes, so a counter that began at the first failure would hide it."""
     counted = Metrics()
     counted.describe(net)
     assert counted.registry.get_sample_value("capserve_model_failures_total", {"model": "tiny"}) == 0
 
 
-def test_nobody_waits_for_a_model_that_is_gone(net: CapsNet) -> None:
+def test_forgetting_a_model_zeroes_its_queue_gauges(net: CapsNet) -> None:
     counted = Metrics()
     for graph in ("encoder", "decoder"):
         counted.queue_images.labels("tiny", graph).set(3)
@@ -225,7 +225,7 @@ def test_nobody_waits_for_a_model_that_is_gone(net: CapsNet) -> None:
             assert counted.registry.get_sample_value(f"capserve_queue_{name}", {"model": "tiny", "graph": graph}) == 0
 
 
-def test_what_a_batch_took_is_told() -> None:
+def test_each_batch_is_recorded_with_its_size_and_duration() -> None:
     counted = Metrics()
     GraphObserver(counted, "tiny", "encoder", lambda _: None).batch_ran(4, 0.25)
     labels = {"model": "tiny", "graph": "encoder"}

@@ -75,7 +75,7 @@ def middle(image: Array) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("style", drawings.STYLES)
-def test_every_style_comes_out_as_plain_ink_would(pens: dict[str, Array], style: str) -> None:
+def test_every_style_normalises_like_black_ink_on_white(pens: dict[str, Array], style: str) -> None:
     """It takes no network to see this: the result is that of black on white, give or take a pixel."""
     pairs = zip(pens["black on white"], pens[style], strict=True)
     alike = [float(np.corrcoef(plain.ravel(), image.ravel())[0, 1]) for plain, image in pairs]
@@ -84,7 +84,7 @@ def test_every_style_comes_out_as_plain_ink_would(pens: dict[str, Array], style:
 
 
 @pytest.mark.parametrize(("digit", "seed"), [("1", 9), ("1", 18), ("9", 17)])
-def test_squares_are_no_frame_and_no_sheet(digit: str, seed: int) -> None:
+def test_squared_paper_is_not_taken_for_a_frame_or_a_sheet(digit: str, seed: int) -> None:
     """In these pictures, parts of the squares were once read instead of what is written over them."""
     rng = np.random.default_rng([int(digit), seed])
     written = drawings.written(digit, rng, width=rng.uniform(0.02, 0.05), side=200)
@@ -107,7 +107,7 @@ def test_a_digit_fills_the_box_around_its_centre_of_mass(mask: str) -> None:
 
 
 @pytest.mark.parametrize("mask", drawings.MASKS)
-def test_its_own_work_is_left_alone(mask: str) -> None:
+def test_normalising_a_normalised_picture_changes_nothing(mask: str) -> None:
     for digit in DIGITS:
         once = taken(mask, "jpeg", digit)
         levels = np.rint(once[0] * 255).astype(np.uint8)
@@ -116,14 +116,14 @@ def test_its_own_work_is_left_alone(mask: str) -> None:
 
 
 @pytest.mark.parametrize("digit", DIGITS)
-def test_its_own_work_in_few_bits_is_made_bright(digit: str) -> None:
+def test_a_faint_16_bit_normalised_picture_is_brightened(digit: str) -> None:
     once = taken("pen", "black on white", digit)
     faint = images.prepare(Image.fromarray((once[0] * 4095).astype(np.uint16)), SHAPE, normalise=True)
     assert faint.max() == 1
     assert np.corrcoef(once.ravel(), faint.ravel())[0, 1] > 0.8
 
 
-def test_one_pixel_that_shines_makes_the_others_no_darker() -> None:
+def test_one_very_bright_pixel_does_not_darken_the_others() -> None:
     levels = (900 - 700 * ink("pen", "3")).astype(np.uint16)
     plain = images.prepare(Image.fromarray(levels), SHAPE, normalise=True)
     levels[5, 7] = 65_535
@@ -131,7 +131,7 @@ def test_one_pixel_that_shines_makes_the_others_no_darker() -> None:
     assert np.corrcoef(seen.ravel(), plain.ravel())[0, 1] > 0.99
 
 
-def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged() -> None:
+def test_ink_on_a_png_transparent_colour_is_seen_enlarged_or_not() -> None:
     inked = drawings.scaled(drawings.written("3", generator("clear")), 40) > 0.5
     levels = np.where(inked, 0, 1).astype(np.uint8)  # the ink is visible only because the paper is transparent
     for picture in (levels, np.kron(levels, np.ones((4, 4), np.uint8))):
@@ -143,7 +143,7 @@ def test_ink_on_a_colour_that_a_png_calls_transparent_is_seen_however_enlarged()
 
 @pytest.mark.parametrize("rim", [2, 6, 14])
 @pytest.mark.parametrize("light", [False, True])
-def test_a_digit_that_is_cut_out_with_some_of_its_paper_is_ink_on_that_paper(rim: int, light: bool) -> None:
+def test_a_cut_out_with_a_rim_of_paper_normalises_like_the_whole_page(rim: int, light: bool) -> None:
     """As of a sticker's outline, or where a scan was cut out: with a wide rim there is more paper than ink."""
     inked = Image.fromarray((drawings.scaled(drawings.written("7", generator("cut")), 160) > 0.5).astype(np.uint8) * 255)
     kept = inked.filter(ImageFilter.MaxFilter(2 * rim + 1))
@@ -163,7 +163,7 @@ def test_other_networks_get_their_own_shape(shape: tuple[int, int, int]) -> None
     assert abs(np.ptp(rows) + 1 - min(shape[1:]) * 20 / 28) <= 1
 
 
-def test_two_digits_are_left_where_they_lie_or_fitted_together() -> None:
+def test_a_pair_at_network_size_stays_put_and_a_larger_one_is_fitted() -> None:
     """As networks for two are trained: each digit in its box of 20 pixels, moved by up to four each way, on 36x36."""
     frame = np.zeros((36, 36))
     for digit, (top, left) in (("3", (4, 7)), ("7", (11, 9))):
@@ -181,7 +181,7 @@ def test_two_digits_are_left_where_they_lie_or_fitted_together() -> None:
     assert np.abs(np.array(middle(fitted[None])) - 18).max() <= 0.51
 
 
-def test_for_networks_of_something_else_than_ink_a_picture_is_scaled_and_no_more() -> None:
+def test_networks_not_trained_on_ink_get_pictures_only_scaled() -> None:
     small = generator("shirt").integers(0, 256, (28, 28, 3), dtype=np.uint8)
 
     def prepared(pixels: NDArray[np.uint8], shape: tuple[int, int, int]) -> Array:
@@ -216,7 +216,7 @@ BLANK = {
 
 
 @pytest.mark.parametrize("picture", BLANK.values(), ids=BLANK)
-def test_where_nothing_is_written_nothing_is_seen(picture: Image.Image) -> None:
+def test_a_blank_picture_normalises_to_all_zeros(picture: Image.Image) -> None:
     assert not images.prepare(picture, SHAPE, normalise=True).any()
 
 
@@ -240,21 +240,21 @@ def read_right(net: CapsNet, mask: str, style: str, digits: str) -> int:
     return int((seen == [int(digit) for digit in digits]).sum())
 
 
-def test_reads_what_a_pen_writes(compact: CapsNet, pens: dict[str, Array]) -> None:
+def test_reads_pen_digits_in_every_style(compact: CapsNet, pens: dict[str, Array]) -> None:
     right = {style: int((labels(compact, pictures) == np.arange(10)).sum()) for style, pictures in pens.items()}
     assert min(right.values()) >= 8, right
     assert sum(right.values()) >= 0.98 * 10 * len(right), right
 
 
 @pytest.mark.parametrize(("mask", "digits"), [("fine pen", "13579"), ("marker", "02468")])  # thin lines, and holes that may fill
-def test_reads_what_other_pens_write(compact: CapsNet, mask: str, digits: str) -> None:
+def test_reads_fine_pen_and_marker_digits_in_every_style(compact: CapsNet, mask: str, digits: str) -> None:
     right = {style: read_right(compact, mask, style, digits) for style in drawings.STYLES}
     assert min(right.values()) >= 4, right
     assert sum(right.values()) >= 0.98 * 5 * len(right), right
 
 
 @pytest.mark.parametrize("style", ["black on white", "gradient", "shadow", "noise", "photo", "on a desk", "dark edges"])
-def test_grey_is_the_same_in_one_channel_in_three_and_in_three_that_differ_by_a_bit(style: str) -> None:
+def test_grey_normalises_alike_in_one_and_three_nearly_equal_channels(style: str) -> None:
     for digit in "2479":
         grey = drawn("pen", style, digit).convert("L")
         three, nearly = grey.convert("RGB"), grey.convert("RGB")
@@ -272,7 +272,7 @@ def test_reads_fonts(compact: CapsNet, mask: str, digits: str) -> None:
     assert sum(right.values()) >= 0.96 * len(digits) * len(right), right
 
 
-def test_the_thickest_marker_is_still_a_pen(compact: CapsNet) -> None:
+def test_reads_digits_of_a_very_thick_marker(compact: CapsNet) -> None:
     """Strokes as wide as the holes between them look like digits if they are thinned evenly, and not by a square."""
     masks = [drawings.written(digit, generator("thick", digit, more), width=0.3) for more in "abc" for digit in DIGITS]
     pictures = prepared(drawings.grey(mask, 0.0, 1.0) for mask in masks)
@@ -290,7 +290,7 @@ def _nine_at_the_edge() -> Image.Image:
     return picture
 
 
-LONE = {
+LONE_DIGITS = {
     "an open 0": lambda: drawings.grey(drawings.written("0", generator("0"), width=0.2), 0.0, 1.0),
     "a bold 8": lambda: drawings.grey(drawings.typed("8", bold=6), 0.9, 0.1),
     "half in the shadow": lambda: drawn("pen", "shadow", "3"),
@@ -299,7 +299,7 @@ LONE = {
 }
 
 
-@pytest.mark.parametrize("picture", LONE.values(), ids=LONE)
+@pytest.mark.parametrize("picture", LONE_DIGITS.values(), ids=LONE_DIGITS)
 def test_a_digit_is_not_taken_for_a_sheet(picture: Callable[[], Image.Image]) -> None:
     assert sheet_of(np.asarray(picture().convert("RGB"), np.float32) / 255) is None
 
@@ -353,7 +353,7 @@ RULED: dict[str, tuple[str, Callable[[], Image.Image]]] = {
 
 
 @pytest.mark.parametrize(("digit", "picture"), RULED.values(), ids=RULED)
-def test_what_rules_might_be_taken_for_and_might_take(compact: CapsNet, digit: str, picture: Callable[[], Image.Image]) -> None:
+def test_ruled_lines_and_digit_strokes_are_not_confused(compact: CapsNet, digit: str, picture: Callable[[], Image.Image]) -> None:
     assert labels(compact, prepared([picture()])).tolist() == [int(digit)]
 
 
@@ -378,25 +378,25 @@ def _zero_around(inside: Around, half: int = 165, outline: str = "ellipse") -> I
 
 
 @pytest.mark.parametrize("style", ["in a box", "in a form", "in a red ring", "underlined"])
-def test_of_two_digits_in_frames_nobody_knows_which_is_meant(compact: CapsNet, style: str) -> None:
+def test_two_framed_or_underlined_digits_are_judged_not_a_digit(compact: CapsNet, style: str) -> None:
     pictures = prepared(_beside(drawn("pen", style, first), drawn("pen", style, second)) for first, second in ("35", "08", "47"))
     seen = compact.perceive(pictures, np.ones(len(pictures), bool))
     assert Judge(compact.manifest).verdicts(seen) == ["not_a_digit"] * 3
 
 
 @pytest.mark.parametrize("inside", ZEROS.values(), ids=ZEROS)
-def test_a_zero_with_something_in_it_is_no_frame(compact: CapsNet, inside: Around) -> None:
+def test_a_zero_with_a_mark_inside_is_not_taken_for_a_frame(compact: CapsNet, inside: Around) -> None:
     zeros = [_zero_around(inside), _zero_around(inside, half=110, outline="rectangle")]
     assert labels(compact, prepared(zeros)).tolist() == [0, 0]
 
 
-def test_an_oval_is_a_zero_however_long_the_stroke_in_it_or_a_little_bent(compact: CapsNet) -> None:
+def test_an_oval_with_a_long_or_bent_stroke_inside_is_read_as_zero(compact: CapsNet) -> None:
     long = _zero_around(lambda draw: draw.line([215, 345, 265, 125], fill=255, width=18), half=120)
     bent = _zero_around(lambda draw: draw.arc([200, 140, 420, 400], 140, 230, fill=255, width=18), half=120)
     assert labels(compact, prepared([long, bent])).tolist() == [0, 0]
 
 
-def test_where_two_digits_are_looked_for_a_zero_around_a_one_is_no_frame() -> None:
+def test_a_zero_around_a_one_is_no_frame_when_two_digits_are_sought() -> None:
     both = _zero_around(lambda draw: draw.line([250, 130, 235, 350], fill=255, width=22))
     alone, beside = (images.prepare(both, (1, 36, 36), normalise=True, objects=objects) for objects in (1, 2))
     assert beside.sum() > 2 * alone.sum()
@@ -471,13 +471,13 @@ FRAMED = {
 
 
 @pytest.mark.parametrize("framed", FRAMED.values(), ids=FRAMED)
-def test_what_is_in_a_frame_is_read(compact: CapsNet, framed: Callable[[str], Image.Image]) -> None:
+def test_a_framed_digit_is_read(compact: CapsNet, framed: Callable[[str], Image.Image]) -> None:
     seen = compact.perceive(prepared(framed(digit) for digit in DIGITS), np.ones(10, bool))
     assert (seen.lengths.argmax(axis=1) == np.arange(10)).sum() >= 9
     assert Judge(compact.manifest).verdicts(seen).count("digit") >= 8
 
 
-def test_a_card_among_cards_is_read_as_the_card_that_it_is(compact: CapsNet) -> None:
+def test_a_digit_on_a_card_between_other_cards_is_read(compact: CapsNet) -> None:
     """Beyond the card's edge there is paper again, and more of it than of the desk."""
     card = 0.95 - 0.85 * drawings.scaled(ink("pen", "5"), 300)
     row = np.pad(card, ((40, 40), (20, 20)), constant_values=0.2)
@@ -486,14 +486,14 @@ def test_a_card_among_cards_is_read_as_the_card_that_it_is(compact: CapsNet) -> 
     assert (seen.lengths.argmax(), Judge(compact.manifest).verdicts(seen)) == (5, ["digit"])
 
 
-def test_what_a_form_asks_for_is_not_read_with_the_answer(compact: CapsNet) -> None:
+def test_a_form_label_is_not_read_with_the_digit_in_its_box(compact: CapsNet) -> None:
     for digit in DIGITS:
         asked = Image.new("L", (400, 400), 242)
         ImageDraw.Draw(asked).text((30, 200), "Age:", fill=20, font=ImageFont.load_default(70), anchor="lm")
         assert labels(compact, prepared([_beside(asked, drawn("pen", "in a box", digit))])).tolist() == [int(digit)]
 
 
-def test_dirt_in_a_box_is_not_what_is_framed() -> None:
+def test_a_box_with_dirt_in_it_normalises_like_an_empty_box() -> None:
     box = np.pad(np.zeros((160, 160)), 4, constant_values=1.0)
     dirty = box.copy()
     dirty[80:92, 60:90] = 1
@@ -501,70 +501,70 @@ def test_dirt_in_a_box_is_not_what_is_framed() -> None:
     assert np.corrcoef(seen.ravel(), empty.ravel())[0, 1] > 0.5  # the dirt moves it by a pixel
 
 
-def _apart(*strokes: list[tuple[float, float]]) -> Image.Image:
+def _strokes(*strokes: list[tuple[float, float]]) -> Image.Image:
     canvas = Image.new("L", (240, 240))
     for stroke in strokes:
         ImageDraw.Draw(canvas).line(stroke, fill=255, width=12, joint="curve")
     return drawings.grey(np.asarray(canvas) / 255, 0.1, 0.95)
 
 
-def test_a_foot_that_came_off_is_no_underline(compact: CapsNet) -> None:
+def test_a_detached_foot_is_not_taken_for_an_underline(compact: CapsNet) -> None:
     """The foot of a 2, three pixels off; without it there would be a 7."""
     angles = np.radians(np.linspace(-160, 40, 24))
     body = [(120 + 45 * np.cos(angle), 80 + 42 * np.sin(angle)) for angle in angles]
     foot = [(56.0, 209.0), (190.0, 209.0)]
-    assert labels(compact, prepared([_apart([*body, (78.0, 194.0)], foot)])).tolist() == [2]
+    assert labels(compact, prepared([_strokes([*body, (78.0, 194.0)], foot)])).tolist() == [2]
 
 
-def test_a_bar_above_is_no_underline(compact: CapsNet) -> None:
+def test_a_detached_bar_above_is_not_taken_for_an_underline(compact: CapsNet) -> None:
     """For example a 7's, which does not quite meet its leg."""
-    assert labels(compact, prepared([_apart([(40, 40), (200, 40)], [(150, 62), (110, 205)])])).tolist() == [7]
+    assert labels(compact, prepared([_strokes([(40, 40), (200, 40)], [(150, 62), (110, 205)])])).tolist() == [7]
 
 
-def test_a_foot_as_wide_as_its_digit_is_no_underline_however_far_away() -> None:
+def test_a_distant_foot_as_wide_as_its_digit_is_no_underline() -> None:
     """An underline reaches further beyond what is above it."""
     body, foot = [(80.0, 40.0), (160.0, 40.0), (80.0, 160.0), (160.0, 160.0)], [(70.0, 200.0), (170.0, 200.0)]
-    both, alone = prepared([_apart(body, foot), _apart(body)])
+    both, alone = prepared([_strokes(body, foot), _strokes(body)])
     assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.9
 
 
-def test_what_is_open_to_one_side_is_no_frame() -> None:
+def test_a_shape_open_on_one_side_is_not_taken_for_a_frame() -> None:
     """That is, open along most of that side."""
     three = [(20.0, 20.0), (220.0, 20.0), (220.0, 220.0), (20.0, 220.0), (20.0, 140.0)]
     inside = [(100.0, 70.0), (140.0, 70.0), (120.0, 170.0)]
-    both, alone = prepared([_apart(three, inside), _apart(inside)])
+    both, alone = prepared([_strokes(three, inside), _strokes(inside)])
     assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.5
 
 
-def test_dirt_above_a_line_leaves_the_line_there_to_see() -> None:
+def test_dirt_above_a_line_does_not_remove_the_line() -> None:
     line = [(10.0, 170.0), (230.0, 170.0)]
-    dirty, clean = prepared([_apart(line, [(110.0, 130.0), (112.0, 136.0)]), _apart(line)])
+    dirty, clean = prepared([_strokes(line, [(110.0, 130.0), (112.0, 136.0)]), _strokes(line)])
     columns = np.flatnonzero(dirty[0].max(axis=0) > 0.5)
     assert np.ptp(columns) == np.ptp(np.flatnonzero(clean[0].max(axis=0) > 0.5)) == 19
 
 
-def test_on_a_line_that_is_empty_there_is_nothing_but_dirt(compact: CapsNet) -> None:
-    lines = prepared([_apart([(10, 170), (230, 170)], [(110, 130), (114, 118)])])
+def test_dirt_above_an_empty_line_is_not_judged_a_digit(compact: CapsNet) -> None:
+    lines = prepared([_strokes([(10, 170), (230, 170)], [(110, 130), (114, 118)])])
     seen = compact.perceive(lines, np.ones(1, bool))
     assert Judge(compact.manifest).verdicts(seen) != ["digit"]
 
 
-def test_what_is_wide_and_below_is_no_line_because_of_that() -> None:
+def test_a_wide_ring_below_a_stroke_is_not_taken_for_an_underline() -> None:
     one = [(120.0, 20.0), (118.0, 90.0)]
     ring = [(120 + 60 * np.cos(angle), 165 + 45 * np.sin(angle)) for angle in np.linspace(0, 2 * np.pi, 40)]
-    both, alone = prepared([_apart(one, ring), _apart(one)])
+    both, alone = prepared([_strokes(one, ring), _strokes(one)])
     assert np.corrcoef(both.ravel(), alone.ravel())[0, 1] < 0.5
 
 
-NOTHING_ON_THEM = {
+EMPTY_BOXES_AND_SHEETS = {
     "a box": lambda: drawings.grey(np.pad(np.zeros((60, 60)), 20, constant_values=1.0), 0.0, 1.0),
     "a darker sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 170, np.uint8), 30, constant_values=248)),
     "a sheet": lambda: Image.fromarray(np.pad(np.full((90, 60), 240, np.uint8), 30, constant_values=60)),
 }
 
 
-@pytest.mark.parametrize("picture", NOTHING_ON_THEM.values(), ids=NOTHING_ON_THEM)
-def test_what_has_nothing_on_it_is_what_there_is_to_see(picture: Callable[[], Image.Image]) -> None:
+@pytest.mark.parametrize("picture", EMPTY_BOXES_AND_SHEETS.values(), ids=EMPTY_BOXES_AND_SHEETS)
+def test_an_empty_box_or_sheet_is_itself_seen_as_ink(picture: Callable[[], Image.Image]) -> None:
     ink = ink_of(picture())
     assert ink[ink.shape[0] // 2, ink.shape[1] // 2] > 0.9
     assert 0.1 < ink.mean() < 0.6
@@ -618,13 +618,13 @@ def test_reads_scikit_learns_digits(compact: CapsNet) -> None:
 
 
 @pytest.mark.parametrize("how", ENLARGED)
-def test_reads_them_however_enlarged(compact: CapsNet, how: str) -> None:
+def test_reads_scikit_learns_digits_however_enlarged(compact: CapsNet, how: str) -> None:
     digits = pytest.importorskip("sklearn.datasets").load_digits()
     right = float((labels(compact, prepared(map(ENLARGED[how], digits.images[::12]))) == digits.target[::12]).mean())
     assert right >= 0.93
 
 
-def test_untouched_mnist_loses_nothing(compact: CapsNet, mnist: Digits, seen: Perception) -> None:
+def test_normalising_untouched_mnist_costs_no_accuracy(compact: CapsNet, mnist: Digits, seen: Perception) -> None:
     plain, auto = mnist.images[:, None] / np.float32(255), prepared(map(Image.fromarray, mnist.images))
     answers = seen.lengths.argmax(axis=1)
     changed = (plain != auto).any(axis=(1, 2, 3))  # for the others the network's answer is the same
@@ -635,7 +635,7 @@ def test_untouched_mnist_loses_nothing(compact: CapsNet, mnist: Digits, seen: Pe
     assert within >= without - 0.001
 
 
-def test_mnist_elsewhere_on_a_sheet_loses_little(compact: CapsNet, mnist: Digits) -> None:
+def test_mnist_moved_on_a_larger_sheet_loses_little_accuracy(compact: CapsNet, mnist: Digits) -> None:
     some = slice(0, 10_000, 10)
     sheets = (255 - np.pad(image, ((30, 2), (7, 45))) for image in mnist.images[some])
     right = float((labels(compact, prepared(map(Image.fromarray, sheets))) == mnist.labels[some]).mean())

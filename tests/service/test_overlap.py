@@ -62,7 +62,7 @@ def written_over(first: str, second: str, rng: np.random.Generator, move: float 
     return drawings.grey(np.clip(masks[0] + masks[1], 0, 1), ink=0.1, paper=0.95)
 
 
-def test_two_drawn_digits_come_apart(client: httpx.Client) -> None:
+def test_both_of_two_overlapping_drawn_digits_are_found(client: httpx.Client) -> None:
     rng, right = np.random.default_rng(0), []
     pairs = [(str(first), str(second)) for first in range(10) for second in range(first)]
     for first, second in pairs:
@@ -71,7 +71,7 @@ def test_two_drawn_digits_come_apart(client: httpx.Client) -> None:
     assert sum(right) >= 40
 
 
-def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
+def test_each_digit_of_a_pair_is_reconstructed_by_itself(client: httpx.Client) -> None:
     """One drawing shows a ring, the other a stroke."""
     objects = seen(client, written_over("0", "1", np.random.default_rng(0)))
     assert labels(objects) == {"0", "1"}
@@ -84,7 +84,7 @@ def test_each_digit_is_drawn_by_itself(client: httpx.Client) -> None:
     assert len(columns) < 10  # as narrow as a 1
 
 
-def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client, mnist: Digits) -> None:
+def test_a_pair_made_as_for_training_is_not_changed_by_normalising(client: httpx.Client, mnist: Digits) -> None:
     rng = np.random.default_rng(0)
     for _ in range(50):
         first, second = rng.choice(len(mnist.images), 2, replace=False)
@@ -97,7 +97,7 @@ def test_a_pair_made_as_for_training_is_left_as_it_is(client: httpx.Client, mnis
         assert answers["auto"] == answers["none"]
 
 
-def test_pairs_of_mnist_elsewhere_on_a_sheet_come_apart(mnist: Digits) -> None:
+def test_both_digits_of_mnist_pairs_moved_onto_a_sheet_are_found(mnist: Digits) -> None:
     """`pytest -s` prints for how many pairs that is so, and for how many before they were moved."""
     net = catalogue.opener(Settings())(bundle.read(MODELS / "overlap"))
     rng = np.random.default_rng(0)
@@ -128,7 +128,7 @@ def test_pairs_of_mnist_elsewhere_on_a_sheet_come_apart(mnist: Digits) -> None:
     assert elsewhere > 0.87
 
 
-def test_drift_is_measured_on_what_its_references_are_of(client: httpx.Client) -> None:
+def test_drift_of_pairs_is_measured_on_the_second_longest_capsule(client: httpx.Client) -> None:
     """With two objects that is the second longest capsule: the longest would look like drift on usual pictures."""
 
     def total() -> float:
@@ -139,7 +139,7 @@ def test_drift_is_measured_on_what_its_references_are_of(client: httpx.Client) -
     assert total() - before == pytest.approx(sorted(answer["probabilities"])[-2], abs=1e-5)
 
 
-def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
+def test_the_pose_of_either_digit_can_be_drawn_and_changed(client: httpx.Client) -> None:
     drawings = set()
     found = seen(client, written_over("3", "7", np.random.default_rng(0)))
     for each in found:
@@ -152,7 +152,7 @@ def test_a_pose_of_either_can_be_turned(client: httpx.Client) -> None:
     assert len(drawings) == 4  # of both, turned and not
 
 
-def test_where_two_drawings_lie_over_each_other_ink_is_no_more_than_ink(net: CapsNet) -> None:
+def test_overlapping_drawings_add_up_to_full_ink_at_most(net: CapsNet) -> None:
     """As MultiMNIST adds them."""
     manifest = net.manifest.model_copy(update={"max_objects": 2})
     shape = (1, *manifest.image_shape)

@@ -15,7 +15,7 @@ from service.pose import Pose
 VALUES = np.float32([-0.5, 0.25, 0.0, 1.0, 0.125, -0.0625])
 
 
-def test_there_and_back(net: CapsNet) -> None:
+def test_a_pose_survives_encoding_and_decoding(net: CapsNet) -> None:
     token = pose.encode(Pose(9, VALUES), net.manifest)
     assert token.replace("-", "").replace("_", "").isalnum()
     found = pose.decode(token, net.manifest)
@@ -23,14 +23,14 @@ def test_there_and_back(net: CapsNet) -> None:
     np.testing.assert_array_equal(found.values, VALUES)
 
 
-def test_every_flipped_letter_is_noticed(net: CapsNet) -> None:
+def test_a_token_with_any_letter_changed_is_rejected(net: CapsNet) -> None:
     token = pose.encode(Pose(2, VALUES), net.manifest)
     for place, letter in enumerate(token):
         with pytest.raises(Unprocessable):
             pose.decode(token[:place] + ("x" if letter != "x" else "y") + token[place + 1 :], net.manifest)
 
 
-def test_another_spelling_of_the_same_bytes_is_noticed(net: CapsNet) -> None:
+def test_another_base64_spelling_of_a_token_is_rejected(net: CapsNet) -> None:
     """Base64 has unused bits at its end, and Python accepts letters that base64url does not have."""
     tokens = [pose.encode(Pose(label, VALUES[:5]), net.manifest) for label in range(100)]
     token = next(token for token in tokens if "-" in token and "_" in token)
@@ -43,7 +43,7 @@ def test_another_spelling_of_the_same_bytes_is_noticed(net: CapsNet) -> None:
 
 
 @pytest.mark.parametrize("token", ["", "A", "ä", "AAAA", "%00", "A" * 4000])
-def test_nonsense_is_refused(net: CapsNet, token: str) -> None:
+def test_a_nonsense_token_is_rejected(net: CapsNet, token: str) -> None:
     with pytest.raises(Unprocessable):
         pose.decode(token, net.manifest)
 
@@ -54,7 +54,7 @@ def test_a_well_made_token_must_hold_a_pose_of_this_model(net: CapsNet, wrong: P
         pose.decode(pose.encode(wrong, net.manifest), net.manifest)
 
 
-def test_another_version_says_so(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_token_of_another_version_is_rejected_naming_the_version(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
         patched.setattr(pose, "VERSION", 9)
         token = pose.encode(Pose(0, VALUES), net.manifest)

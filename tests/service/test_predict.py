@@ -37,7 +37,7 @@ def test_a_drawn_seven_is_a_seven_however_it_is_sent(client: httpx.Client, seven
     Prediction.model_validate(answers[0].json())
 
 
-def test_a_data_uri_is_read_as_its_standard_has_it(client: httpx.Client, seven: bytes) -> None:
+def test_data_uris_ignore_case_and_must_be_base64(client: httpx.Client, seven: bytes) -> None:
     text = base64.b64encode(seven).decode()
     assert client.post("/predict", json={"image": f"DATA:image/png;BASE64,{text}"}).json()["label"] == "7"
     for other in (f"data:image/png,{text}", "data:image/png;base64"):
@@ -46,7 +46,7 @@ def test_a_data_uri_is_read_as_its_standard_has_it(client: httpx.Client, seven: 
         assert "data:image/png;base64," in answer.json()["detail"]
 
 
-def test_no_name_is_no_models(client: httpx.Client, seven: bytes) -> None:
+def test_an_empty_model_name_gets_404(client: httpx.Client, seven: bytes) -> None:
     """As from a shell variable that is not set."""
     assert client.post("/predict?model=", content=seven).status_code == 404
     assert client.get("/reconstruct?model=&label=7").status_code == 404
@@ -62,7 +62,7 @@ def test_no_name_is_no_models(client: httpx.Client, seven: bytes) -> None:
         'filename="a.png";\r\n\tname = "file"',
     ],
 )
-def test_a_filename_that_looks_like_a_name_is_none(client: httpx.Client, seven: bytes, parameters: str) -> None:
+def test_a_filename_is_not_mistaken_for_the_field_name(client: httpx.Client, seven: bytes, parameters: str) -> None:
     body = f"--x\r\nContent-Disposition: form-data; {parameters}\r\n\r\n".encode() + seven + b"\r\n--x--\r\n"
     answer = client.post("/predict", content=body, headers={"Content-Type": "multipart/form-data; boundary=x"})
     assert answer.status_code == 200, answer.text
@@ -88,7 +88,7 @@ def test_drawings_are_left_out_when_not_wanted(client: httpx.Client, seven: byte
     assert answer["reconstruction_error"] > 0
 
 
-def test_the_picture_as_the_network_took_it_is_shown_when_wanted(client: httpx.Client, seven: bytes) -> None:
+def test_input_true_returns_the_picture_as_the_network_got_it(client: httpx.Client, seven: bytes) -> None:
     answer = client.post("/predict", params={"input": True}, files={"file": seven}).json()
     taken = images.prepare(images.read(seven, 10**6), (1, 28, 28), True)
     assert answer["input"] == "data:image/png;base64," + base64.b64encode(images.png(taken)).decode()
@@ -97,7 +97,7 @@ def test_the_picture_as_the_network_took_it_is_shown_when_wanted(client: httpx.C
     assert "input" not in client.post("/predict", files={"file": seven}).json()
 
 
-def test_a_network_of_something_else_than_ink_gets_the_whole_picture(net: CapsNet) -> None:
+def test_a_network_not_trained_on_ink_gets_the_whole_picture(net: CapsNet) -> None:
     shirt = np.random.default_rng(0).integers(0, 256, (28, 28), dtype=np.uint8)
     large = encoded(Image.fromarray(np.kron(shirt, np.ones((10, 10), np.uint8))))
     clothes = replace(net, manifest=net.manifest.model_copy(update={"boxed": False}))
@@ -135,7 +135,7 @@ def test_a_batch_names_the_picture_it_could_not_read(client: httpx.Client, seven
     assert answer.json()["detail"].startswith("picture 1: ")
 
 
-def test_a_batch_larger_than_the_models_is_run_in_parts(client: httpx.Client, seven: bytes) -> None:
+def test_a_batch_larger_than_max_batch_is_answered_in_full(client: httpx.Client, seven: bytes) -> None:
     answer = client.post("/predict/batch?reconstruct=false", files=[("file", seven)] * 40).json()
     assert {each["label"] for each in answer["predictions"]} == {"7"}
     assert len(answer["predictions"]) == 40
@@ -148,9 +148,9 @@ def test_large_pictures_are_decoded_too(client: httpx.Client) -> None:
 @pytest.mark.parametrize(
     ("side", "ink", "on_the_loop"),
     [(28, 255, True), (64, 255, True), (65, 255, False), (2000, 0, False)],
-    ids=["small", "as small as that", "more pixels", "few bytes and many pixels"],
+    ids=["small", "just small enough", "more pixels", "few bytes and many pixels"],
 )
-def test_the_event_loop_decodes_small_pictures_alone(
+def test_only_small_pictures_are_decoded_on_the_event_loop(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, side: int, ink: int, on_the_loop: bool
 ) -> None:
     picture = encoded(drawn("7", side, ink=ink))
@@ -168,7 +168,7 @@ def test_the_event_loop_decodes_small_pictures_alone(
     assert decoded_on.startswith("crew-") != on_the_loop
 
 
-def test_after_a_small_picture_that_took_long_the_crew_decodes_the_next(
+def test_after_a_slow_small_picture_the_crew_decodes_the_next_ones(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     prepare, threads, small = images.prepare, [], encoded(drawn("7", 28))
@@ -188,7 +188,7 @@ def test_after_a_small_picture_that_took_long_the_crew_decodes_the_next(
     assert threads == [False, True, True, False, False]
 
 
-def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Client, seven: bytes) -> None:
+def test_every_answer_has_a_request_id_and_server_timing(client: httpx.Client, seven: bytes) -> None:
     answer = client.post("/predict", files={"file": seven}, headers={"X-Request-ID": "shelf-12"})
     assert answer.headers["X-Request-ID"] == "shelf-12"
     stages = [part.partition(";dur=") for part in answer.headers["Server-Timing"].split(", ")]
@@ -201,7 +201,7 @@ def test_every_answer_says_where_the_time_went_and_who_it_was(client: httpx.Clie
     assert "X-Execution-Provider" not in other.headers
 
 
-def test_the_way_here_is_not_the_services_time(client: httpx.Client, seven: bytes) -> None:
+def test_server_timing_excludes_the_upload(client: httpx.Client, seven: bytes) -> None:
     def slowly() -> Iterator[bytes]:
         yield seven[:100]
         time.sleep(0.5)
@@ -212,7 +212,7 @@ def test_the_way_here_is_not_the_services_time(client: httpx.Client, seven: byte
     assert float(answer.headers["Server-Timing"].rpartition("total;dur=")[2]) < 400
 
 
-def test_past_its_deadline_a_request_is_not_computed(nets: dict[str, CapsNet], seven: bytes) -> None:
+def test_a_request_past_its_deadline_is_rejected_with_504(nets: dict[str, CapsNet], seven: bytes) -> None:
     with serving(settings(deadline=1e-6), nets) as client:
         for answer in (client.post("/predict", files={"file": seven}), client.get("/reconstruct?label=1")):
             assert (answer.status_code, answer.json()["title"]) == (504, "past the deadline")
@@ -240,7 +240,7 @@ class Slow:
         return getattr(self._encoder, name)
 
 
-def test_the_queue_is_told_while_it_waits(net: CapsNet, seven: bytes) -> None:
+def test_metrics_report_the_queue_length_while_pictures_wait(net: CapsNet, seven: bytes) -> None:
     """Autoscaling goes by this metric."""
     chosen = settings(max_batch=1)
     with serving(chosen, {"tiny": replace(net, encoder=Slow(net.encoder))}) as client, ThreadPoolExecutor(1) as pool:
@@ -253,7 +253,7 @@ def test_the_queue_is_told_while_it_waits(net: CapsNet, seven: bytes) -> None:
         assert samples(client)["capserve_queue_images", "encoder", "tiny"] == 0
 
 
-def test_the_time_of_a_request_of_several_batches_is_that_of_all(net: CapsNet, seven: bytes) -> None:
+def test_encode_time_of_a_request_sums_all_its_batches(net: CapsNet, seven: bytes) -> None:
     def milliseconds(answer: httpx.Response) -> float:
         assert answer.status_code == 200, answer.text
         return float(answer.headers["Server-Timing"].partition("encode;dur=")[2].partition(",")[0])

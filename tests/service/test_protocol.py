@@ -35,7 +35,7 @@ from tests.waiting import until
 
 T = TypeVar("T")
 GET = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n"
-OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
+UPGRADE_OFFER = b"Connection: Upgrade, HTTP2-Settings\r\nUpgrade: h2c\r\nHTTP2-Settings: AAMAAABkAARAAAAAAAIAAAAA\r\n"
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def head(size: int) -> bytes:
     return start + b"a" * (size - len(start) - len(end)) + end
 
 
-def test_requests_that_come_before_their_turn_take_no_memory(server: Process) -> None:
+def test_many_pipelined_requests_are_answered_in_little_memory(server: Process) -> None:
     """However many are sent at once, all are answered, and so is the last, whose bytes arrive in pieces."""
     many, last = 15_000, PREDICT.replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     before = server.resident_megabytes()
@@ -79,7 +79,7 @@ def test_requests_that_come_before_their_turn_take_no_memory(server: Process) ->
 
 
 @pytest.mark.parametrize("pieces", [1, 50])
-def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
+def test_a_head_larger_than_the_limit_gets_431(server: Process, pieces: int) -> None:
     def cut(raw: bytes) -> list[bytes]:
         size = -(-len(raw) // pieces)
         return [raw[first : first + size] for first in range(0, len(raw), size)]
@@ -90,14 +90,14 @@ def test_a_head_has_a_limit(server: Process, pieces: int) -> None:
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["detail"].startswith("the request's head is larger than 65,536 bytes")
 
 
-def test_the_last_of_many_brings_its_body_however_late_its_turn(server: Process) -> None:
+def test_the_last_of_many_pipelined_requests_keeps_its_body(server: Process) -> None:
     """The last closes the connection, and its body is what has not been read when its turn comes."""
     last = request("/predict?normalise=none", bytes(5 * MOST_HEAD)).replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     for before in (17, 40, 90):
         assert statuses(said(server, GET * before + last)) == [*[200] * before, 415]
 
 
-def test_a_head_has_so_many_headers_at_most(server: Process) -> None:
+def test_a_head_with_too_many_headers_gets_431(server: Process) -> None:
     start = b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     assert statuses(said(server, start + b"a:\r\n" * (MOST_HEADERS - 2) + b"\r\n")) == [200]
     answer = said(server, start + b"a:\r\n" * 16_000)
@@ -105,7 +105,7 @@ def test_a_head_has_so_many_headers_at_most(server: Process) -> None:
     assert "more than 256 headers" in json.loads(answer.partition(b"\r\n\r\n")[2])["detail"]
 
 
-def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(server: Process) -> None:
+def test_a_body_announced_as_too_large_gets_413_before_it_is_sent(server: Process) -> None:
     """A client that waits for 100 Continue (curl does, above a megabyte) never has to send it."""
     for path in ("/predict", "/predict/batch", "/v2/models/tiny/infer"):
         announced = request(path, b"").replace(b"Content-Length: 0", b"Content-Length: 99999999")
@@ -115,7 +115,9 @@ def test_a_body_that_is_announced_too_large_is_refused_before_a_byte_of_it(serve
 
 
 @pytest.mark.parametrize(("path", "megabytes", "status"), [("/predict", 30, 413), ("/predict?model=nope", 9, 404)])
-def test_who_sends_all_before_reading_learns_why_it_is_refused(server: Process, path: str, megabytes: int, status: int) -> None:
+def test_a_client_that_sends_all_before_reading_still_gets_the_error(
+    server: Process, path: str, megabytes: int, status: int
+) -> None:
     """As Python's urllib does, which asks that the connection be closed after each answer."""
     sent = request(path, bytes(megabytes << 20)).replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n", 1)
     answer = said(server, sent)
@@ -123,7 +125,7 @@ def test_who_sends_all_before_reading_learns_why_it_is_refused(server: Process, 
     assert json.loads(answer.partition(b"\r\n\r\n")[2])["status"] == status
 
 
-def test_a_body_that_nobody_waits_for_any_more_has_an_end(server: Process) -> None:
+def test_a_connection_with_an_endless_unread_body_is_closed(server: Process) -> None:
     endless = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\n\r\n")
     began = time.perf_counter()
     assert statuses(said(server, endless, b"1\r\na\r\n")) == [200]
@@ -132,18 +134,18 @@ def test_a_body_that_nobody_waits_for_any_more_has_an_end(server: Process) -> No
     assert statuses(said(server, endless, b"0\r\n\r\n", b"", b"", last, pause=0.4)) == [200, 200]
 
 
-def test_white_space_around_a_header_is_no_part_of_it(server: Process) -> None:
+def test_white_space_around_a_header_value_is_stripped(server: Process) -> None:
     named = GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID:\tmine \t \r\nConnection: close \r\n\r\n")
     assert re.search(rb"\r\nx-request-id: mine\r\n", said(server, named), re.IGNORECASE)
 
 
 @pytest.mark.parametrize(("rest", "status"), [("", 200), ("/healthz", 200), ("?label=7", 200), ("/reconstruct?label=7#x", 200)])
-def test_an_address_may_name_its_host_and_no_path(server: Process, rest: str, status: int) -> None:
+def test_an_absolute_url_is_accepted_with_or_without_a_path(server: Process, rest: str, status: int) -> None:
     told = said(server, f"GET HTTP://localhost{rest} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode())
     assert statuses(told) == [status]
 
 
-def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
+def test_a_client_that_expects_100_continue_gets_it_once(server: Process) -> None:
     """100 Continue comes before the answer, and once."""
     start, _, body = PREDICT.partition(b"\r\n\r\n")
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -153,7 +155,7 @@ def test_who_waits_for_leave_to_send_gets_it(server: Process) -> None:
         assert statuses(b"".join(iter(lambda: connection.recv(65_536), b""))) == [200]
 
 
-def test_who_is_refused_in_place_of_it_is_told_that_the_connection_ends(server: Process) -> None:
+def test_a_refusal_instead_of_100_continue_closes_the_connection(server: Process) -> None:
     """Nobody knows whether the body still comes: the next bytes may be that body, or another request."""
     start = PREDICT.replace(b"/predict?", b"/predict?model=none&").partition(b"\r\n\r\n")[0]
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
@@ -175,23 +177,23 @@ def test_a_body_in_tiny_pieces_is_read(server: Process) -> None:
     assert statuses(told) == [200]
 
 
-def test_what_is_wrong_with_the_rest_of_a_body_is_no_second_answer(server: Process) -> None:
+def test_a_malformed_rest_of_a_body_gets_no_second_answer(server: Process) -> None:
     start = request("/predict?model=none", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     assert statuses(said(server, start, b"no length\r\n", pause=0.2)) == [404]
 
 
-def test_a_length_may_begin_with_noughts(server: Process) -> None:
+def test_a_content_length_may_have_leading_zeros(server: Process) -> None:
     """However many: Python converts no text of thousands of digits to a number."""
     start = PREDICT.replace(b"Content-Length: ", b"Connection: close\r\nContent-Length: " + b"0" * 5_000, 1)
     assert statuses(said(server, start)) == [200]
 
 
-def test_who_speaks_http_1_0_is_not_told_what_that_has_no_word_for(server: Process) -> None:
+def test_an_http_1_0_client_gets_no_100_continue(server: Process) -> None:
     asked = PREDICT.replace(b"HTTP/1.1\r\n", b"HTTP/1.0\r\nExpect: 100-continue\r\n", 1)
     assert statuses(said(server, asked)) == [200]
 
 
-def test_headers_without_end_are_not_kept(server: Process) -> None:
+def test_endless_headers_are_not_kept_in_memory(server: Process) -> None:
     before = server.resident_megabytes()
     with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
         connection.sendall(GET[:-2])
@@ -202,7 +204,7 @@ def test_headers_without_end_are_not_kept(server: Process) -> None:
     assert server.resident_megabytes() < before + 20
 
 
-def test_a_transfer_coding_that_is_not_chunked_alone_is_refused(server: Process) -> None:
+def test_a_transfer_coding_other_than_chunked_alone_gets_400(server: Process) -> None:
     """A proxy in front of us may read such a body differently."""
     for coding in (b"gzip, chunked", b"chunked, gzip", b"gzip"):
         head = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: " + coding)
@@ -210,13 +212,13 @@ def test_a_transfer_coding_that_is_not_chunked_alone_is_refused(server: Process)
         assert statuses(answer) == [400], coding
 
 
-def test_trailers_have_the_same_limit(server: Process) -> None:
+def test_trailers_have_the_same_limit_as_the_head(server: Process) -> None:
     start = request("/predict", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     answer = said(server, start + b"2\r\nab\r\n0\r\n", b"X-Filler: " + b"a" * 2 * MOST_HEAD)
     assert statuses(answer) == [431]
 
 
-def test_trailers_are_no_headers(server: Process) -> None:
+def test_trailers_are_not_taken_for_headers(server: Process) -> None:
     """They come after the head has been acted on, and could hold a key, say, or a length."""
     start = GET.replace(b"\r\n\r\n", b"\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
     answer = said(server, start + b"0\r\nX-Request-ID: behind\r\n\r\n")
@@ -224,13 +226,13 @@ def test_trailers_are_no_headers(server: Process) -> None:
     assert b"behind" not in answer
 
 
-def test_large_bodies_and_many_requests_at_once_are_no_head(server: Process) -> None:
+def test_large_bodies_and_many_requests_do_not_count_as_a_head(server: Process) -> None:
     large = request("/predict?normalise=none", bytes(5 * MOST_HEAD))
     last = GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
     assert statuses(said(server, large + GET * 3_000 + last)) == [415, *[200] * 3_001]
 
 
-def test_a_slow_head_after_a_good_one_is_told_too(server: Process) -> None:
+def test_a_slow_head_after_a_good_request_gets_408(server: Process) -> None:
     async def dawdle() -> None:
         connection = await Connection.to(server)
         assert (await connection.ask(GET)).status == 200
@@ -244,24 +246,24 @@ def test_a_slow_head_after_a_good_one_is_told_too(server: Process) -> None:
     asyncio.run(asyncio.wait_for(dawdle(), 20))
 
 
-def test_a_head_whose_rest_lies_unread_behind_others_is_not_late() -> None:
+def test_a_head_whose_rest_is_queued_behind_requests_does_not_time_out() -> None:
     last = head(100)
     with process(1.0, patience=0.4) as slow:
         answers = said(slow, PREDICT + GET * AHEAD + last[:50], last[50:], pause=0.2)
     assert statuses(answers) == [200] * (AHEAD + 2)
 
 
-def test_a_connection_that_says_nothing_is_closed(server: Process) -> None:
+def test_a_silent_connection_gets_408(server: Process) -> None:
     assert statuses(said(server)) == [408]
     assert statuses(said(server, *[b"\r\n"] * 8, pause=0.2)) == [408]
 
 
-def test_what_is_wrong_behind_a_good_request_does_not_take_its_answer(server: Process) -> None:
+def test_a_good_request_is_answered_despite_nonsense_after_it(server: Process) -> None:
     assert statuses(said(server, PREDICT + b"nonsense\r\n\r\n")) == [200]
     assert statuses(said(server, GET, b"nonsense\r\n\r\n", pause=0.3)) == [200, 400]
 
 
-def test_what_is_wrong_with_a_body_is_told_when_its_turn_comes(server: Process) -> None:
+def test_a_fault_in_a_pipelined_body_is_reported_when_its_turn_comes(server: Process) -> None:
     """It is told once, and at once: nobody waits for the rest of the body."""
     before = server.metric('capserve_rejections_total{reason="TooSlow"}')
     began = time.monotonic()
@@ -275,8 +277,8 @@ def test_what_is_wrong_with_a_body_is_told_when_its_turn_comes(server: Process) 
     assert server.metric('capserve_rejections_total{reason="TooSlow"}') == before
 
 
-def test_an_offer_of_http_2_is_passed_over_and_the_request_served(server: Process) -> None:
-    offered = PREDICT.replace(b"\r\n", b"\r\n" + OFFER, 1)
+def test_an_http_2_upgrade_is_ignored_and_the_request_served(server: Process) -> None:
+    offered = PREDICT.replace(b"\r\n", b"\r\n" + UPGRADE_OFFER, 1)
     begin = offered.index(b"\r\n\r\n") + 4
 
     async def each_way() -> None:
@@ -295,18 +297,18 @@ def test_an_offer_of_http_2_is_passed_over_and_the_request_served(server: Proces
     asyncio.run(asyncio.wait_for(each_way(), 20))
 
 
-def test_a_body_behind_an_offer_is_never_taken_for_a_request(server: Process) -> None:
-    raw = request("/predict", GET).replace(b"\r\n", b"\r\n" + OFFER.replace(b"Upgrade,", b"close, Upgrade,"), 1)
+def test_a_body_after_an_upgrade_offer_is_not_taken_for_a_request(server: Process) -> None:
+    raw = request("/predict", GET).replace(b"\r\n", b"\r\n" + UPGRADE_OFFER.replace(b"Upgrade,", b"close, Upgrade,"), 1)
     assert statuses(said(server, raw)) == [415]
 
 
-def test_chunks_behind_an_offer_are_read(server: Process) -> None:
+def test_a_chunked_body_after_an_upgrade_offer_is_read(server: Process) -> None:
     start = request("/predict?normalise=none", b"").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked")
     chunked = start + b"%x\r\n" % len(DIGIT) + DIGIT + b"\r\n0\r\n\r\n"
-    assert asyncio.run(ask(server, chunked.replace(b"\r\n", b"\r\n" + OFFER, 1))).status == 200
+    assert asyncio.run(ask(server, chunked.replace(b"\r\n", b"\r\n" + UPGRADE_OFFER, 1))).status == 200
 
 
-def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
+def test_a_websocket_upgrade_is_answered_as_a_plain_request(server: Process) -> None:
     raw = GET.replace(b"\r\n", b"\r\nConnection: Upgrade\r\nUpgrade: websocket\r\nSec-WebSocket-Version: 13\r\n", 1)
     assert asyncio.run(ask(server, raw)).body == b'{"live":true}'
 
@@ -336,18 +338,18 @@ def test_a_websocket_is_answered_as_the_request_it_is(server: Process) -> None:
         "two hosts",
         "http 2",
         "connect",
-        "no method",
-        "small",
+        "unknown method",
+        "lower-case method",
         "length",
         "tls",
-        "its first byte",
+        "tls, first byte only",
         "chunk",
-        "no ascii",
-        "no end of a host",
+        "not ascii",
+        "unclosed host",
         "a space",
     ],
 )
-def test_a_head_that_is_none_is_refused_with_a_sentence(server: Process, raw: bytes, told: str) -> None:
+def test_a_malformed_head_gets_400_with_an_explanation(server: Process, raw: bytes, told: str) -> None:
     answer = said(server, raw)
     assert statuses(answer) == [400]
     assert b"application/problem+json" in answer
@@ -380,7 +382,7 @@ def narrow(port: int | None) -> socket.socket:
     return connection
 
 
-def test_who_does_not_read_is_cut_off(server: Process) -> None:
+def test_a_client_that_does_not_read_is_cut_off(server: Process) -> None:
     def counted() -> float:
         return server.metric('capserve_rejections_total{reason="TooSlow"')
 
@@ -393,7 +395,7 @@ def test_who_does_not_read_is_cut_off(server: Process) -> None:
     assert len(answer) < announced(answer)
 
 
-def test_who_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> None:
+def test_a_client_that_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> None:
     with conftest.serving(conftest.settings(), nets) as client, narrow(client.base_url.port) as connection:
         connection.sendall(inference() + PREDICT)  # the second answer waits until the first is read
         until(lambda: samples(client)["capserve_batch_images_sum", "encoder", "tiny"] == PICTURES + 1)
@@ -401,7 +403,9 @@ def test_who_does_not_read_keeps_no_body_in_memory(nets: dict[str, CapsNet]) -> 
         assert samples(client)["capserve_unread_bytes",] > 1_000_000
 
 
-def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_answers_beyond_their_bound_make_requests_get_503(
+    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(app, "LARGEST_BODIES", 1)  # so that one answer is more than may be in memory
     with conftest.serving(conftest.settings(max_body=2_000_000), nets) as client, narrow(client.base_url.port) as unread:
         unread.sendall(inference())
@@ -414,9 +418,7 @@ def test_answers_that_nobody_reads_have_a_bound_together(nets: dict[str, CapsNet
         assert client.get("/reconstruct").status_code == 200
 
 
-def test_for_a_body_that_has_no_room_in_memory_nobody_is_kept_waiting(
-    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_body_without_room_in_memory_gets_503_at_once(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(app, "LARGEST_BODIES", 1)
     announced = b"POST /predict HTTP/1.1\r\nHost: localhost\r\nContent-Type: image/png\r\nContent-Length: 100000\r\n\r\n"
     with conftest.serving(conftest.settings(max_body=100_000), nets) as client:
@@ -432,7 +434,7 @@ def test_for_a_body_that_has_no_room_in_memory_nobody_is_kept_waiting(
         assert b"others' bodies" in answer
 
 
-def test_who_leaves_with_several_requests_under_way_is_no_fault(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_client_leaving_with_requests_under_way_logs_no_error(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
     slow = {"tiny": replace(net, encoder=Slow(net.encoder, 0.3))}
     with conftest.serving(conftest.settings(), slow) as client:
         connection = socket.create_connection((client.base_url.host, client.base_url.port))
@@ -445,7 +447,7 @@ def test_who_leaves_with_several_requests_under_way_is_no_fault(net: CapsNet, ca
     assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
 
 
-def test_who_reads_slowly_gets_all(server: Process) -> None:
+def test_a_slow_reader_gets_the_whole_answer(server: Process) -> None:
     last = inference().replace(b"\r\n", b"\r\nConnection: close\r\n", 1)
     got = bytearray()
     with narrow(server.port) as connection:
@@ -491,7 +493,7 @@ def test_a_refusal_is_counted_once_however_long_the_client_stays() -> None:
         assert hasty.metric('capserve_rejections_total{reason="TooSlow"') == 0
 
 
-def test_what_is_refused_before_the_app_sees_it_is_counted(server: Process) -> None:
+def test_requests_refused_before_the_app_are_counted(server: Process) -> None:
     def counted() -> dict[str, float]:
         metrics = asyncio.run(ask(server, GET.replace(b"/healthz", b"/metrics"))).body.decode()
         found = re.findall(r'^capserve_rejections_total{reason="(\w+)"} (\S+)$', metrics, re.MULTILINE)
@@ -507,7 +509,7 @@ def test_what_is_refused_before_the_app_sees_it_is_counted(server: Process) -> N
 
 
 @pytest.mark.parametrize(("wrong", "status"), [(b"no length\r\n", 400), (b"0\r\nX: " + b"a" * 2 * MOST_HEAD, 431)])
-def test_a_request_that_is_refused_in_its_body_counts_with_the_status_it_got(server: Process, wrong: bytes, status: int) -> None:
+def test_a_request_refused_for_its_body_counts_with_its_status(server: Process, wrong: bytes, status: int) -> None:
     def counted(status: int) -> float:
         return server.metric(f'capserve_requests_total{{route="/predict",status="{status}"')
 
@@ -520,7 +522,7 @@ def test_a_request_that_is_refused_in_its_body_counts_with_the_status_it_got(ser
 
 
 @pytest.mark.parametrize("asked", [1, 3])
-def test_who_leaves_is_missed_however_many_answers_it_had_asked_for(net: CapsNet, asked: int) -> None:
+def test_a_client_that_leaves_counts_once_as_499(net: CapsNet, asked: int) -> None:
     with conftest.serving(conftest.settings(), {"tiny": replace(net, decoder=Slow(net.decoder, 1.0))}) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port), timeout=10) as connection:
             connection.sendall(b"GET /reconstruct?label=7 HTTP/1.1\r\nHost: localhost\r\n\r\n" * asked)
@@ -530,7 +532,7 @@ def test_who_leaves_is_missed_however_many_answers_it_had_asked_for(net: CapsNet
         assert ("capserve_requests_total", "/reconstruct", "200") not in samples(client)
 
 
-def test_a_head_request_that_is_refused_in_its_body_counts_with_the_status_it_got(net: CapsNet) -> None:
+def test_a_head_request_refused_for_its_body_counts_with_its_status(net: CapsNet) -> None:
     start = b"HEAD /reconstruct?label=7 HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
     with (
         conftest.serving(conftest.settings(), {"tiny": replace(net, decoder=Slow(net.decoder, 1.0))}) as client,
@@ -554,14 +556,14 @@ def test_a_head_request_that_is_refused_in_its_body_counts_with_the_status_it_go
         (b"GET /healthz HTTP/1.1\r\nX-Request-ID: mine\r\nX-", 408),
     ],
 )
-def test_what_is_refused_before_the_app_sees_it_has_a_name_and_a_time_too(server: Process, raw: bytes, status: int) -> None:
+def test_answers_refused_before_the_app_have_a_request_id_and_timing(server: Process, raw: bytes, status: int) -> None:
     answer = said(server, raw)
     assert statuses(answer) == [status]
     assert answer.count(b"\r\nx-request-id: mine\r\n") == 1
     assert b"\r\nserver-timing: total;dur=" in answer
 
 
-def test_a_name_is_not_of_the_request_before(server: Process) -> None:
+def test_a_refusal_does_not_reuse_the_previous_request_id(server: Process) -> None:
     first = GET.replace(b"\r\n\r\n", b"\r\nX-Request-ID: first\r\n\r\n")
     for after, status in ((b"nonsense\r\n\r\n", 400), (b"\r\n" * MOST_HEAD, 431)):
         answers = said(server, first, after, pause=0.1)
@@ -581,7 +583,7 @@ class Heard(logging.Handler):
         self.lines.append((request_id.get(), " ".join(record.getMessage().split()[:3])))
 
 
-def test_logs_have_the_names_that_answers_have(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
+def test_logs_have_the_request_ids_of_the_answers(net: CapsNet, caplog: pytest.LogCaptureFixture) -> None:
     """Also where a body is wrong before the app had its turn, and after another client's head was refused."""
     caplog.set_level(logging.INFO, "service")
     heard = Heard()
@@ -614,7 +616,7 @@ def _objects(kind: type[T]) -> set[T]:
     return {each for each in gc.get_objects() if isinstance(each, kind)}
 
 
-def _ended(port: int, sent: bytes, reset: bool) -> None:
+def _send_and_end(port: int, sent: bytes, reset: bool) -> None:
     with socket.create_connection(("127.0.0.1", port), timeout=10) as connection:
         connection.sendall(sent)
         assert connection.recv(65_536)
@@ -623,7 +625,7 @@ def _ended(port: int, sent: bytes, reset: bool) -> None:
 
 
 @pytest.fixture(scope="module")
-def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
+def quiet_port(nets: dict[str, CapsNet]) -> Iterator[int]:
     """The port of a server that gets no other requests."""
     with conftest.serving(conftest.settings(), nets) as client:
         client.close()
@@ -639,23 +641,23 @@ def lonely(nets: dict[str, CapsNet]) -> Iterator[int]:
         pytest.param(request("/predict?model=none", bytes(250_000)), id="refused before its body"),
         pytest.param(GET * 3, id="several at once"),
         pytest.param(b"NONSENSE\r\n\r\n", id="no request"),
-        pytest.param(GET.replace(b"\r\n\r\n", b"\r\n" + OFFER + b"\r\n"), id="an offer"),
+        pytest.param(GET.replace(b"\r\n\r\n", b"\r\n" + UPGRADE_OFFER + b"\r\n"), id="an upgrade offer"),
     ],
 )
-def test_a_connection_that_has_ended_is_gone_without_the_garbage_collector(lonely: int, sent: bytes, reset: bool) -> None:
+def test_an_ended_connection_is_freed_without_the_garbage_collector(quiet_port: int, sent: bytes, reset: bool) -> None:
     """The collector would run only after some thousand of them, each with up to 190 KB of heads and unread bodies."""
     others = _objects(Protocol)  # of servers that other tests use
     gc.disable()
     try:
         for _ in range(3):
-            _ended(lonely, sent, reset)
+            _send_and_end(quiet_port, sent, reset)
         until(lambda: not _objects(Protocol) - others, seconds=5)
     finally:
         gc.enable()
 
 
-def test_a_client_that_stays_has_no_body_kept_that_nobody_reads(lonely: int) -> None:
-    with socket.create_connection(("127.0.0.1", lonely), timeout=10) as connection:
+def test_an_unread_body_is_freed_while_the_client_stays_connected(quiet_port: int) -> None:
+    with socket.create_connection(("127.0.0.1", quiet_port), timeout=10) as connection:
         others = _objects(RequestResponseCycle)
         connection.sendall(request("/predict?model=none", bytes(60_000)))
         assert connection.recv(65_536)

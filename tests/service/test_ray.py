@@ -34,7 +34,7 @@ pytestmark = [
 ]
 
 KEY = {"X-API-Key": "sesame"}
-OF_ITS_OWN = {"x-request-id", "server-timing", "date", "server"}  # headers that differ by nature
+VARYING = {"x-request-id", "server-timing", "date", "server"}  # headers that differ by nature
 RAY = {
     "RAY_USAGE_STATS_ENABLED": "0",
     "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",  # with the usual 5, a busy machine's proxy would be killed
@@ -118,7 +118,7 @@ def series(client: httpx.Client, name: str, label: str = "") -> dict[str, float]
 
 def answer(client: httpx.Client, method: str, path: str, **what: Any) -> tuple[int, bytes, list[tuple[str, str]]]:
     response = client.request(method, path, **what)
-    headers = [(name, value) for name, value in response.headers.multi_items() if name not in OF_ITS_OWN]
+    headers = [(name, value) for name, value in response.headers.multi_items() if name not in VARYING]
     return response.status_code, response.content, sorted(headers)
 
 
@@ -159,7 +159,7 @@ def requests(token: str) -> list[tuple[str, str, dict[str, Any]]]:
     ]
 
 
-def test_every_answer_is_the_plain_servers(client: httpx.Client, plain: httpx.Client) -> None:
+def test_every_answer_equals_the_plain_servers(client: httpx.Client, plain: httpx.Client) -> None:
     token = plain.post("/predict", files={"file": encoded(drawn("7"))}).json()["objects"][0]["pose"]
     for _ in range(3):  # whichever replica answers
         for (method, path, what), (_, _, same) in zip(requests(token), requests(token), strict=True):  # a body can be read once
@@ -169,7 +169,7 @@ def test_every_answer_is_the_plain_servers(client: httpx.Client, plain: httpx.Cl
     assert min(asked.values()) > 3  # both nodes have answered
 
 
-def test_an_answer_has_one_name_and_its_timing(client: httpx.Client) -> None:
+def test_an_answer_has_one_request_id_and_its_timing(client: httpx.Client) -> None:
     response = client.get("/models", headers={"X-Request-ID": "mine-1"})
     assert response.headers.get_list("x-request-id") == ["mine-1"]
     assert "total;dur=" in response.headers["server-timing"]
@@ -181,7 +181,7 @@ def test_an_unchanged_drawing_is_not_sent_again(client: httpx.Client) -> None:
     assert (again.status_code, again.content) == (304, b"")
 
 
-def test_a_body_that_comes_with_an_offer_of_another_protocol_is_refused(client: httpx.Client) -> None:
+def test_a_request_with_a_body_that_offers_an_upgrade_gets_400(client: httpx.Client) -> None:
     """As every POST of Java's HttpClient does. Ray's proxy would take the body for the next request."""
     body = b"GET /readyz HTTP/1.1\r\nHost: digits\r\n\r\n"
     head = b"POST /predict HTTP/1.1\r\nHost: digits\r\nConnection: Upgrade\r\nUpgrade: h2c\r\n"
@@ -196,7 +196,7 @@ def test_a_body_that_comes_with_an_offer_of_another_protocol_is_refused(client: 
     assert client.get("/models", headers={"Connection": "Upgrade", "Upgrade": "h2c"}).status_code == 200
 
 
-def test_when_all_replicas_are_full_it_is_503_with_retry_after(client: httpx.Client) -> None:
+def test_full_replicas_answer_503_with_retry_after(client: httpx.Client) -> None:
     async def crowd() -> list[httpx.Response]:
         limits = httpx.Limits(max_connections=100)
         async with httpx.AsyncClient(base_url=client.base_url, headers=KEY, timeout=60, limits=limits) as crowded:
@@ -264,7 +264,7 @@ def broken(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_an_update_to_a_broken_bundle_says_so_and_leaves_the_old_at_work(
+def test_an_update_to_a_broken_bundle_fails_while_the_old_one_serves(
     client: httpx.Client, cluster: Cluster, broken: Path
 ) -> None:
     refused(client, cluster, "decoder.onnx: expected", *SCALE, models=broken)
@@ -287,7 +287,7 @@ def refused(client: httpx.Client, cluster: Cluster, sentence: str, *arguments: s
             updating.kill()
 
 
-def test_a_wrong_setting_or_argument_is_told_before_anything_starts(cluster: Cluster) -> None:
+def test_serve_run_fails_and_names_a_wrong_setting_or_argument(cluster: Cluster) -> None:
     for arguments, settings, sentence in (
         (["max_replica=4"], {}, "max_replica"),
         (["min_replicas=3", "max_replicas=2"], {}, "max_replicas"),
@@ -299,7 +299,7 @@ def test_a_wrong_setting_or_argument_is_told_before_anything_starts(cluster: Clu
 
 
 @pytest.mark.filterwarnings("ignore")  # Ray's own, of pydantic
-def test_the_event_loop_is_free_while_metrics_of_many_replicas_are_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_metrics_of_many_replicas_are_written_in_a_thread_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     from service import ray_app
 
     async def found(*_: Any, **__: Any) -> list[Any]:

@@ -50,7 +50,7 @@ def test_deltas_move_the_pose_as_the_engine_does(client: httpx.Client, token: st
     assert not np.allclose(pixels(client.get("/reconstruct", params={"pose": token}, headers=AS_JSON)), expected, atol=1e-3)
 
 
-def test_neither_pose_nor_label_draws_all_prototypes(client: httpx.Client, net: CapsNet) -> None:
+def test_without_pose_or_label_all_prototypes_are_drawn(client: httpx.Client, net: CapsNet) -> None:
     strip = picture(client.get("/reconstruct?dim=3&delta=0.05&size=28"))
     assert strip.shape == (28, 280)
     expected = net.reconstruct(perturb(np.float32(net.manifest.prototypes), [3], [0.05]), np.arange(10))
@@ -75,7 +75,7 @@ def test_as_label_draws_another_class_in_the_same_hand(client: httpx.Client, tok
     np.testing.assert_allclose(pixels(answer), expected, atol=1e-4)
 
 
-def test_as_its_own_label_nothing_changes(client: httpx.Client, token: str, net: CapsNet) -> None:
+def test_as_label_of_the_poses_own_class_changes_nothing(client: httpx.Client, token: str, net: CapsNet) -> None:
     own = net.manifest.classes[pose.decode(token, net.manifest).label]
     answers = [client.get("/reconstruct", params={"pose": token} | extra) for extra in ({}, {"as_label": own})]
     np.testing.assert_array_equal(picture(answers[0]), picture(answers[1]))
@@ -84,7 +84,7 @@ def test_as_its_own_label_nothing_changes(client: httpx.Client, token: str, net:
 BARE = {"names": False}
 
 
-def test_a_sweep_says_at_its_left_what_each_row_does(client: httpx.Client) -> None:
+def test_a_sweep_names_each_row_in_its_left_margin(client: httpx.Client) -> None:
     asked = {"label": "5", "size": 28}
     named, bare = (picture(client.get("/reconstruct/sweep", params=asked | extra)) for extra in ({}, BARE))
     margin = named.shape[1] - bare.shape[1]
@@ -94,13 +94,13 @@ def test_a_sweep_says_at_its_left_what_each_row_does(client: httpx.Client) -> No
         assert named[row * 28 : (row + 1) * 28, :margin].max() > 100
 
 
-def test_a_sweep_says_how_strongly_over_the_whole_span_alone(client: httpx.Client) -> None:
+def test_a_sweep_shows_strengths_only_over_the_whole_span(client: httpx.Client) -> None:
     asked = {"label": "5", "size": 28, "steps": 3}
     whole, part = (picture(client.get("/reconstruct/sweep", params=asked | {"high": high})) for high in (0.25, 0.2))
     assert whole.shape[1] > part.shape[1] + 20  # " (+2.2 SD)"
 
 
-def test_sweep_is_figure_4(client: httpx.Client, token: str) -> None:
+def test_a_sweep_has_a_row_per_dimension_and_a_column_per_step(client: httpx.Client, token: str) -> None:
     assert picture(client.get("/reconstruct/sweep", params={"pose": token, "size": 28} | BARE)).shape == (6 * 28, 11 * 28)
     rows = picture(client.get("/reconstruct/sweep", params={"label": "5", "dim": [1, 4], "steps": 3, "size": 28} | BARE))
     middle = picture(client.get("/reconstruct?label=5&size=28"))
@@ -119,7 +119,7 @@ def test_morph_begins_with_one_digit_and_ends_with_the_other(client: httpx.Clien
     np.testing.assert_array_equal(strip[:, -28:], ends[1])
 
 
-def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str) -> None:
+def test_a_known_etag_gets_304_instead_of_a_drawing(client: httpx.Client, token: str) -> None:
     query = {"pose": token, "dim": 1, "delta": 0.1}
     first = client.get("/reconstruct", params=query)
     again = client.get("/reconstruct", params=query, headers={"If-None-Match": f'"other", {first.headers["ETag"]}'})
@@ -132,7 +132,7 @@ def test_what_the_client_has_is_not_drawn_again(client: httpx.Client, token: str
     assert (changed.status_code, as_json.status_code) == (200, 200)
 
 
-def test_what_another_version_of_the_service_drew_is_drawn_again(
+def test_an_etag_of_another_service_version_gets_a_new_drawing(
     client: httpx.Client, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known = {"If-None-Match": client.get("/reconstruct?label=7").headers["ETag"]}
@@ -142,7 +142,7 @@ def test_what_another_version_of_the_service_drew_is_drawn_again(
         assert upgraded.get("/reconstruct?label=7", headers=known).status_code == 200
 
 
-def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client: httpx.Client, token: str) -> None:
+def test_drawings_that_depend_on_the_served_model_are_no_cache(client: httpx.Client, token: str) -> None:
     for path in (
         "/reconstruct",
         "/reconstruct?label=7",
@@ -155,12 +155,12 @@ def test_what_another_model_would_draw_otherwise_is_asked_about_each_time(client
     assert morph.headers["Cache-Control"] == "public, max-age=3600"
 
 
-def test_the_largest_sweep_there_can_be_is_drawn(client: httpx.Client) -> None:
+def test_the_largest_allowed_sweep_is_drawn(client: httpx.Client) -> None:
     query = [*[("dim", 0)] * MOST_DIMS, ("label", "7"), ("steps", MOST_STEPS), ("size", 28), ("names", False)]
     assert picture(client.get("/reconstruct/sweep", params=query)).shape == (MOST_DIMS * 28, MOST_STEPS * 28)
 
 
-def test_a_sheet_of_many_small_drawings_is_the_crews(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_sheets_of_many_drawings_are_written_by_the_crew(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     write, by_crew = images.sheet, []
 
     def watched(*asked: object) -> object:
@@ -183,7 +183,7 @@ def test_a_strip_of_too_many_pixels_is_refused(client: httpx.Client, monkeypatch
     assert client.get("/reconstruct?size=101", headers=AS_JSON).status_code == 200  # JSON has the model's own size
 
 
-def test_a_sheet_of_more_drawings_than_may_wait_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_sheet_of_too_many_drawings_is_refused(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with a network of a hundred pose dimensions."""
     monkeypatch.setattr("service.routes.reconstruct.MOST_DRAWINGS", 20)
     assert client.get("/reconstruct/sweep?label=7&dim=1&dim=2&steps=10").status_code == 200
@@ -191,7 +191,7 @@ def test_a_sheet_of_more_drawings_than_may_wait_is_refused(client: httpx.Client,
     assert (refused.status_code, refused.json()["detail"]) == (422, "22 drawings are more than 20; ask for fewer dims or steps")
 
 
-def test_sheets_and_strips_are_not_drawn_again_either(client: httpx.Client, token: str) -> None:
+def test_a_known_etag_gets_304_for_sweeps_and_morphs_too(client: httpx.Client, token: str) -> None:
     for path in (f"/reconstruct/sweep?pose={token}&size=28&names=false", f"/reconstruct/morph?from={token}&to={token}&size=28"):
         first = client.get(path)
         assert first.status_code == 200
@@ -203,7 +203,7 @@ def test_sheets_and_strips_are_not_drawn_again_either(client: httpx.Client, toke
 
 
 @pytest.mark.parametrize("form", ["{}", 'W/"x", {}', '"a,b" ,{}', "*"])
-def test_a_copy_is_known_by_any_tag_of_the_list(client: httpx.Client, form: str) -> None:
+def test_any_etag_of_an_if_none_match_list_gets_304(client: httpx.Client, form: str) -> None:
     path = "/reconstruct?label=3&size=28"
     etag = client.get(path).headers["ETag"]
     for tag in (etag, etag.removeprefix("W/")):
@@ -227,7 +227,7 @@ def test_a_copy_is_known_by_any_tag_of_the_list(client: httpx.Client, form: str)
         ("text/html", None),
     ],
 )
-def test_the_form_is_the_one_that_is_liked_best(client: httpx.Client, accept: str, given: str | None) -> None:
+def test_accept_chooses_the_preferred_media_type(client: httpx.Client, accept: str, given: str | None) -> None:
     answer = client.get("/reconstruct?label=3&size=28", headers={"Accept": accept})
     if given is None:
         assert answer.status_code == 406
@@ -237,7 +237,7 @@ def test_the_form_is_the_one_that_is_liked_best(client: httpx.Client, accept: st
         assert (answer.status_code, answer.headers["Content-Type"]) == (200, given)
 
 
-def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
+def test_a_sweep_as_json_gets_406(client: httpx.Client) -> None:
     answer = client.get("/reconstruct/sweep?label=3", headers=AS_JSON)
     assert answer.status_code == 406
     assert "image/png" in answer.json()["detail"]
@@ -271,7 +271,7 @@ def test_a_sheet_is_a_picture_or_nothing(client: httpx.Client) -> None:
         ("/reconstruct/morph?from=abcd&to=abcd&start=abcd", "the query takes model, from, to, steps, size, not start"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, path: str, told: str) -> None:
+def test_an_invalid_drawing_request_gets_422_with_an_explanation(client: httpx.Client, path: str, told: str) -> None:
     answer = client.get(path)
     assert answer.status_code == 422
     assert answer.headers["Content-Type"] == "application/problem+json"
@@ -280,7 +280,7 @@ def test_what_cannot_be_drawn_is_refused_with_the_range(client: httpx.Client, pa
     assert client.get(path, headers={"If-None-Match": "*"}).status_code == 422  # no client can have what cannot be drawn
 
 
-def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, token: str, net: CapsNet) -> None:
+def test_foreign_and_mangled_tokens_are_refused_with_the_reason(client: httpx.Client, token: str, net: CapsNet) -> None:
     foreign = pose.encode(pose.decode(token, net.manifest), net.manifest.model_copy(update={"version": "0" * 16}))
     assert "another model" in client.get("/reconstruct", params={"pose": foreign}).json()["detail"]
     for ends, told in (
@@ -293,9 +293,7 @@ def test_tokens_of_other_models_and_mangled_ones_say_so(client: httpx.Client, to
     assert "checksum" in client.get("/reconstruct", params={"pose": mangled}).json()["detail"]
 
 
-def test_large_sheets_are_refused_where_they_would_wait_too_long_to_be_written(
-    client: httpx.Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_sheets_get_503_when_the_crew_is_full(client: httpx.Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """That is before they are drawn. A copy that the client has, pixels in JSON and small sheets do not need the crew."""
     etag = client.get("/reconstruct?size=1024").headers["ETag"]
 

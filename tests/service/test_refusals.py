@@ -18,7 +18,7 @@ from tests.service.conftest import settings
 LARGE = 8 << 20  # bytes
 
 
-def test_beyond_so_many_a_second_each_is_held_back_and_none_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_refusals_beyond_the_rate_are_delayed_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     now, held = 100.0, []
 
     async def sleep(seconds: float) -> None:
@@ -41,8 +41,8 @@ def test_beyond_so_many_a_second_each_is_held_back_and_none_for_long(monkeypatch
     assert asyncio.run(turns(1)) == []
 
 
-@pytest.mark.parametrize("refusing", ["crew", "bodies"], ids=["by its route", "before it has one"])
-def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("refusing", ["crew", "bodies"], ids=["by its route", "before routing"])
+def test_a_delayed_refusal_holds_no_memory(refusing: str, nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise none would be left for others' pictures."""
 
     async def body() -> AsyncIterator[bytes]:
@@ -81,9 +81,7 @@ def test_who_is_held_back_holds_no_memory(refusing: str, nets: dict[str, CapsNet
     assert seconds >= HELD
 
 
-def test_a_busy_server_tells_probes_that_it_is_ready_all_the_same(
-    nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_busy_server_still_tells_probes_that_it_is_ready(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise whatever watches it would take it out of rotation just when it is needed."""
 
     def busy() -> None:

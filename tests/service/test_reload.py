@@ -53,7 +53,7 @@ def keyed(folder: Path, request: pytest.FixtureRequest) -> Iterator[httpx.Client
         yield client
 
 
-def test_folders_that_are_put_aside_are_not_looked_into(folder: Path, keyed: httpx.Client) -> None:
+def test_folders_put_aside_are_ignored(folder: Path, keyed: httpx.Client) -> None:
     for aside in ("_before", ".old"):
         shutil.copytree(folder / "tiny", folder / aside)
     (folder / "lost+found").mkdir()  # as at the top of a volume
@@ -70,7 +70,7 @@ def reloaded(client: httpx.Client) -> dict[str, str]:
     return dict(answer.json()["models"])
 
 
-def test_a_new_version_is_taken_up_and_the_rest_left_alone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+def test_a_reload_replaces_changed_models_and_adds_new_ones(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     token = keyed.post("/predict", content=seven).json()["objects"][0]["pose"]
     before = versions(keyed)
     assert reloaded(keyed) == {"tiny": "unchanged"}
@@ -108,7 +108,7 @@ def test_every_path_asks_the_model_that_is_named(keyed: httpx.Client, folder: Pa
         assert (refused.status_code, "another model" in refused.json()["detail"]) == (422, True)
 
 
-def test_a_drawing_of_the_old_model_is_not_taken_for_the_new_ones(keyed: httpx.Client, folder: Path) -> None:
+def test_an_etag_of_the_old_model_does_not_match_the_new_one(keyed: httpx.Client, folder: Path) -> None:
     """New prototypes do not change the version, which covers only the graphs, and yet they change the drawing."""
     before = keyed.get("/reconstruct?label=7")
     manifest = folder / "tiny" / "manifest.json"
@@ -121,19 +121,21 @@ def test_a_drawing_of_the_old_model_is_not_taken_for_the_new_ones(keyed: httpx.C
     assert after.content != before.content
 
 
-def test_a_folder_of_another_name_than_its_model_is_known_again(keyed: httpx.Client, folder: Path) -> None:
+def test_a_model_in_a_renamed_folder_is_unchanged(keyed: httpx.Client, folder: Path) -> None:
     (folder / "tiny").rename(folder / "v2")
     assert reloaded(keyed) == {"tiny": "unchanged"}
 
 
-def test_a_folder_whose_name_is_no_text_is_told_as_any_other(keyed: httpx.Client, folder: Path) -> None:
+def test_a_folder_whose_name_is_not_utf_8_is_reported(keyed: httpx.Client, folder: Path) -> None:
     Path(os.fsdecode(bytes(folder) + b"/bad\xff")).mkdir()
     answer = keyed.post("/models/reload")
     assert answer.status_code == 409
     assert "bad?" in answer.json()["detail"]
 
 
-def test_another_default_is_told(keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_reload_that_changes_the_default_model_logs_it(
+    keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
     """From then on another model answers requests that name none."""
     renewed(folder / "other", "a model that was not there")
     reloaded(keyed)
@@ -141,7 +143,7 @@ def test_another_default_is_told(keyed: httpx.Client, folder: Path, seven: bytes
     assert "the default model is now other, no longer tiny" in caplog.messages
 
 
-def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+def test_a_removed_model_gets_404_and_zeroed_gauges(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     renewed(folder / "other", "for a while")
     reloaded(keyed)
     shutil.rmtree(folder / "other")
@@ -152,7 +154,7 @@ def test_a_model_taken_away_is_gone(keyed: httpx.Client, folder: Path, seven: by
     assert {line.rpartition(" ")[2] for line in lines if line.startswith(gauges)} == {"0.0"}
 
 
-def test_what_is_not_sound_changes_nothing(
+def test_a_damaged_bundle_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     before, sound = versions(keyed), (folder / "tiny" / "encoder.onnx").read_bytes()
@@ -175,7 +177,7 @@ def test_what_is_not_sound_changes_nothing(
 
 
 @pytest.mark.parametrize("target", ["nowhere", "tiny"])
-def test_a_link_that_leads_nowhere_is_no_model_taken_away(target: str, keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+def test_a_broken_link_does_not_remove_its_model(target: str, keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     """As when its target is being copied or is not mounted, or when it leads to itself."""
     shutil.rmtree(folder / "tiny")
     (folder / "tiny").symlink_to(folder / target)
@@ -207,7 +209,7 @@ def test_a_model_that_does_not_run_changes_nothing(
     assert reloaded(keyed) == {"tiny": "replaced"}  # once it runs
 
 
-def test_a_reload_that_hangs_is_told_and_the_next_has_its_turn(
+def test_a_hanging_reload_gets_409_and_the_next_one_succeeds(
     keyed: httpx.Client, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     over = threading.Event()
@@ -251,13 +253,13 @@ def test_a_reload_that_is_cancelled_leaves_no_threads(folder: Path, monkeypatch:
     asyncio.run(cancelled())
 
 
-def test_no_folder_left_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
+def test_a_reload_without_any_bundle_changes_nothing(keyed: httpx.Client, folder: Path, seven: bytes) -> None:
     shutil.rmtree(folder / "tiny")
     assert keyed.post("/models/reload").status_code == 409
     assert keyed.post("/predict", content=seven).status_code == 200
 
 
-def test_a_folder_that_may_not_be_looked_into_changes_nothing(
+def test_a_folder_without_permission_changes_nothing(
     keyed: httpx.Client, folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As the kernel answers users other than root."""
@@ -279,7 +281,7 @@ def test_a_folder_that_may_not_be_looked_into_changes_nothing(
     assert keyed.post("/predict", content=seven).status_code == 200
 
 
-def test_where_files_have_run_out_their_limit_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_running_out_of_open_files_names_their_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     """The message does not ask for another folder: the folder is there."""
 
     def refused(path: Any) -> object:
@@ -290,7 +292,7 @@ def test_where_files_have_run_out_their_limit_is_named(monkeypatch: pytest.Monke
         catalogue.folders(settings())
 
 
-def test_without_a_key_nobody_reloads_over_http(client: httpx.Client, keyed: httpx.Client) -> None:
+def test_reload_over_http_requires_a_key(client: httpx.Client, keyed: httpx.Client) -> None:
     answer = client.post("/models/reload")
     assert answer.status_code == 403
     assert "CAPSERVE_API_KEY" in answer.json()["detail"]
@@ -311,7 +313,7 @@ OWN_PAGES: list[dict[str, str]] = [
 ]
 
 
-def test_another_sites_page_cannot_have_it_reload(keyed: httpx.Client) -> None:
+def test_another_sites_page_cannot_trigger_a_reload(keyed: httpx.Client) -> None:
     """With any page's form, a browser sends the key that its user typed."""
     keyed.headers["Content-Type"] = "application/x-www-form-urlencoded"
     for told in OTHERS_PAGES:
@@ -321,7 +323,7 @@ def test_another_sites_page_cannot_have_it_reload(keyed: httpx.Client) -> None:
         assert keyed.post("/models/reload", headers=told).status_code == 200, told
 
 
-def test_a_model_that_hangs_while_it_is_replaced_keeps_nobody(
+def test_a_hanging_model_can_be_replaced_and_its_requests_end(
     folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("service.served.HANGING", 2)
@@ -388,7 +390,7 @@ def test_no_request_is_lost_while_models_are_replaced(keyed: httpx.Client, folde
     assert len(statuses) > 50
 
 
-def test_a_reload_on_a_hangup_that_fails_for_another_reason_is_in_the_log(
+def test_a_sighup_reload_that_fails_unexpectedly_is_logged(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Nobody awaits its result, and asyncio would report it only when the next one comes."""
@@ -418,7 +420,7 @@ def started(request: pytest.FixtureRequest, folder: Path) -> Iterator[Process]:
         yield running
 
 
-def test_all_processes_take_it_up(started: Process, folder: Path) -> None:
+def test_all_processes_take_up_a_new_version(started: Process, folder: Path) -> None:
     """On a signal to the first process, and on a request to any of them."""
 
     def taken_up() -> bool:
@@ -439,7 +441,7 @@ def test_all_processes_take_it_up(started: Process, folder: Path) -> None:
     until(taken_up, 20)
 
 
-def test_the_time_to_drain_begins_once_after_the_lingering(net: CapsNet) -> None:
+def test_the_drain_time_starts_after_the_linger_and_only_once(net: CapsNet) -> None:
     chosen = settings(drain=7.0).model_copy(update={"linger": 3.0})
     models = Catalogue({"tiny": net}, chosen, Metrics())
     models.warm, (served,) = True, models
@@ -463,14 +465,14 @@ def test_a_reload_without_the_default_model_is_refused(tmp_path: Path) -> None:
     assert (answer.status_code, "has only other" in answer.json()["detail"]) == (409, True)
 
 
-def test_two_folders_of_one_models_name_are_told(tmp_path: Path) -> None:
+def test_two_folders_with_the_same_model_name_are_rejected(tmp_path: Path) -> None:
     for name in ("one", "two"):
         shutil.copytree(TINY, tmp_path / name)
     with pytest.raises(BundleError, match="two: expected a unique name, found tiny again"):
         catalogue.load(settings().model_copy(update={"models": tmp_path}))
 
 
-def test_a_model_that_fails_when_it_is_warmed_is_not_ready(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_fails_to_warm_up_makes_the_state_failing(net: CapsNet, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("out of memory")
 

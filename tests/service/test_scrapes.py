@@ -31,7 +31,7 @@ class Writer:
         return b"%d" % len(self.spans)
 
 
-def test_a_text_is_for_all_who_ask_before_it_is_begun_and_for_nobody_who_comes_later() -> None:
+def test_scrapes_share_a_text_only_if_asked_before_it_is_begun() -> None:
     async def ask() -> None:
         writer = Writer()
         scrapes = Scrapes(writer.write)
@@ -45,7 +45,7 @@ def test_a_text_is_for_all_who_ask_before_it_is_begun_and_for_nobody_who_comes_l
     asyncio.run(ask())
 
 
-def test_between_two_is_a_rest() -> None:
+def test_there_is_a_rest_between_two_texts() -> None:
     async def ask() -> None:
         writer = Writer()
         scrapes = Scrapes(writer.write)
@@ -57,7 +57,7 @@ def test_between_two_is_a_rest() -> None:
     asyncio.run(ask())
 
 
-def test_the_rest_after_one_that_took_long_is_bounded() -> None:
+def test_the_rest_after_a_slow_text_is_bounded() -> None:
     async def ask() -> None:
         async def slowly() -> bytes:
             await asyncio.sleep(LONGEST / 2)
@@ -71,7 +71,7 @@ def test_the_rest_after_one_that_took_long_is_bounded() -> None:
     asyncio.run(ask())
 
 
-def test_a_fault_is_told_to_those_who_met_it() -> None:
+def test_a_write_error_reaches_only_the_scrapes_that_waited_for_it() -> None:
     async def ask() -> None:
         scrapes = Scrapes(Writer(fails=1).write)
         met = await asyncio.gather(scrapes.text(), scrapes.text(), return_exceptions=True)
@@ -81,7 +81,7 @@ def test_a_fault_is_told_to_those_who_met_it() -> None:
     asyncio.run(ask())
 
 
-def test_one_who_leaves_takes_nothing_from_the_others() -> None:
+def test_a_cancelled_scrape_does_not_disturb_the_others() -> None:
     async def ask() -> None:
         scrapes = Scrapes(Writer().write)
         first, second = (asyncio.create_task(scrapes.text()) for _ in range(2))
@@ -92,7 +92,7 @@ def test_one_who_leaves_takes_nothing_from_the_others() -> None:
     asyncio.run(ask())
 
 
-def test_the_event_loop_is_free_while_it_is_written(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_event_loop_stays_free_while_metrics_are_written(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     begun, written = threading.Event(), threading.Event()
 
     def text(_: Metrics) -> bytes:

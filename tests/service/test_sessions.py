@@ -22,7 +22,7 @@ from tests.service.processes import ROOT
 
 
 @pytest.mark.parametrize("dot_products", [True, False])
-def test_convolutions_of_int8_are_computed_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot_products: bool) -> None:
+def test_int8_convolutions_are_computed_in_int8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dot_products: bool) -> None:
     """They are not computed as the file has them: rounded to int8, but multiplied in float."""
     monkeypatch.setattr(cpus, "has_dot_products", lambda: dot_products)
     options = sessions._options(1)
@@ -31,7 +31,7 @@ def test_convolutions_of_int8_are_computed_in_it(tmp_path: Path, monkeypatch: py
     assert "QLinearConv" in {node.op_type for node in onnx.load(tmp_path / "at_work.onnx").graph.node}
 
 
-def test_threads_of_the_runtime_are_as_many_as_asked_for_and_do_not_spin() -> None:
+def test_runtime_threads_match_the_setting_and_do_not_spin() -> None:
     options = runtime.options(threads=5)
     assert (options.intra_op_num_threads, options.inter_op_num_threads) == (5, 1)
     assert options.execution_mode == ort.ExecutionMode.ORT_SEQUENTIAL
@@ -46,7 +46,7 @@ def test_a_quick_graph_runs_on_one_thread() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "slow"), [(5.0, 5), (0.0, 3)])
-def test_another_process_that_starts_beside_it_makes_no_graph_slow(
+def test_a_quick_graph_is_not_judged_slow_because_of_another_process(
     seconds: float, slow: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, ran = sessions.CpuSession.run, []
@@ -65,7 +65,7 @@ def test_another_process_that_starts_beside_it_makes_no_graph_slow(
     assert isinstance(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2), sessions.CpuSession)
 
 
-def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_graph_uses_all_cores_alone_and_one_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "QUICK", 0.0)
     made = bundle.read(TINY)
     slow = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
@@ -98,7 +98,7 @@ def test_a_slow_graph_has_all_cores_alone_and_one_in_company(monkeypatch: pytest
         np.testing.assert_allclose(capsules, outputs[0][1], atol=1e-5)
 
 
-def test_the_runtime_tells_its_makers_nothing(tmp_path: Path) -> None:
+def test_onnx_runtime_telemetry_is_disabled_before_its_import(tmp_path: Path) -> None:
     """ONNX Runtime 1.31 sends telemetry from Linux too, unless it is told not to before it is imported."""
     (tmp_path / "onnxruntime.py").write_text("import os, sys; print(os.environ['ORT_DISABLE_TELEMETRY']); sys.exit()")
     environment = {name: value for name, value in os.environ.items() if name != "ORT_DISABLE_TELEMETRY"}

@@ -26,7 +26,7 @@ def test_a_key_may_end_in_the_line_break_of_its_file(around: str, monkeypatch: p
     assert key.get_secret_value() == "two words"
 
 
-def test_keys_may_be_several_a_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_api_key_may_hold_several_keys_one_per_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSERVE_API_KEY", "the new one \r\nthe old one\n")
     keys = Settings().api_key
     assert keys is not None
@@ -34,7 +34,7 @@ def test_keys_may_be_several_a_line_each(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize("key", ["schl\u00fcssel", "a\tb", "a\rb", "a\n\nb", "a" * 1_025])
-def test_a_key_that_no_page_and_no_header_could_send_is_refused_and_not_told(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_key_that_cannot_be_sent_is_rejected_and_not_shown(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSERVE_API_KEY", key)
     with pytest.raises(ValidationError) as refused:
         Settings()
@@ -42,7 +42,7 @@ def test_a_key_that_no_page_and_no_header_could_send_is_refused_and_not_told(key
 
 
 @pytest.mark.parametrize("name", ["DATA", "REPLICAS", "PUBLISH", "USER", "MEMORY", "CPUS", "PORT_8000_TCP", "SERVICE_HOST"])
-def test_names_that_others_use_are_no_misspelt_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_variables_that_others_use_are_not_taken_for_misspelt_settings(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"CAPSERVE_{name}", "x")
     assert f"CAPSERVE_{name}" in Settings().unread()
 
@@ -59,12 +59,12 @@ def flags(verb: str) -> set[str]:
     return {name for name in Settings.model_fields if f"--{name.replace('_', '-')}" in named}
 
 
-def test_every_setting_is_described_and_a_flag_of_serve_if_it_is_no_secret() -> None:
+def test_every_setting_has_a_description_and_a_serve_flag_unless_secret() -> None:
     assert all(field.description for field in Settings.model_fields.values())
     assert flags("serve") == Settings.model_fields.keys() - {"api_key"}
 
 
-def test_what_only_a_server_has_is_no_flag_elsewhere() -> None:
+def test_check_and_predict_have_no_server_only_flags() -> None:
     model = {"models", "model", "variant", "device", "cuda_graphs", "cuda_memory", "threads"}
     assert flags("check") == model
     assert flags("predict") == model | {"max_pixels", "max_body"}
@@ -72,7 +72,7 @@ def test_what_only_a_server_has_is_no_flag_elsewhere() -> None:
 
 @pytest.mark.parametrize("name", ["deadline", "patience", "linger", "drain"])
 @pytest.mark.parametrize("value", ["inf", "nan", "-1", "1e9"])
-def test_times_are_finite(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_infinite_negative_and_huge_times_are_rejected(name: str, value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"CAPSERVE_{name.upper()}", value)
     with pytest.raises(ValidationError):
         Settings()

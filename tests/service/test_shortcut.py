@@ -22,7 +22,7 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize(("method", "path", "sent"), REQUESTS)
-def test_an_answer_by_the_shortcut_is_fastapis_own(
+def test_the_shortcut_answers_exactly_like_fastapi(
     method: str, path: str, sent: dict[str, object], client: httpx.Client, slow_way: httpx.Client
 ) -> None:
     short, long = (each.request(method, path, **sent) for each in (client, slow_way))  # type: ignore[arg-type]
@@ -55,7 +55,7 @@ def test_both_ways_count_the_same_route(client: httpx.Client, slow_way: httpx.Cl
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/predict"), ("POST", "/predict/batch"), ("GET", "/reconstruct?label=7")])
-def test_by_the_shortcut_no_route_is_searched(
+def test_the_shortcut_skips_the_route_search(
     method: str, path: str, client: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     searched: list[object] = []

@@ -34,7 +34,7 @@ def test_sigterm_while_busy_loses_nothing_and_exits_with_0(tmp_path: Path, seven
         assert process.wait(10) == 0
 
 
-def test_a_hangup_ends_what_a_terminal_runs(tmp_path: Path) -> None:
+def test_sighup_ends_a_server_run_from_a_terminal(tmp_path: Path) -> None:
     """The hangup means that the terminal was closed; elsewhere it reloads."""
     log, (ours, terminal) = tmp_path / "log", os.openpty()
     with log.open("wb") as output:
@@ -50,7 +50,7 @@ def test_a_hangup_ends_what_a_terminal_runs(tmp_path: Path) -> None:
         os.close(terminal)
 
 
-def test_hangups_that_came_early_reach_the_handler_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_early_sighups_reach_the_handler_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(siblings, "reload_on_hangup", lambda: True)
     before, reloads = signal.getsignal(signal.SIGHUP), []
     try:
@@ -66,9 +66,9 @@ def test_hangups_that_came_early_reach_the_handler_once(monkeypatch: pytest.Monk
         signal.signal(signal.SIGHUP, before)
 
 
-@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one", "two workers"])
+@pytest.mark.parametrize("flags", [[], ["--workers", "2"]], ids=["one process", "two workers"])
 @pytest.mark.parametrize(("number", "after"), [(signal.SIGTERM, 0.3), (signal.SIGINT, 0.0)])
-def test_told_to_stop_while_it_loads_it_exits_with_0(
+def test_a_server_told_to_stop_while_loading_exits_with_0(
     tmp_path: Path, flags: list[str], number: signal.Signals, after: float
 ) -> None:
     log = tmp_path / "log"
@@ -96,7 +96,7 @@ sys.exit(main(["serve", "--port", "0", "--linger", "0"]))
 """
 
 
-def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> None:
+def test_a_server_told_to_stop_while_its_runtime_hangs_exits_with_0(tmp_path: Path) -> None:
     log = tmp_path / "log"
     with launched(log, [sys.executable, "-c", HANGS_WHEN_WARMED, str(BUNDLES / "tiny" / "encoder.onnx")]) as process:
         appears(log, "http://")
@@ -114,7 +114,7 @@ def test_told_to_stop_while_a_runtime_hangs_it_exits_with_0(tmp_path: Path) -> N
     assert "Traceback" not in log.read_text()
 
 
-def test_ctrl_c_twice_does_not_wait_for_whoever_does_not_let_go(tmp_path: Path) -> None:
+def test_a_second_ctrl_c_does_not_wait_for_open_requests(tmp_path: Path) -> None:
     with started(tmp_path / "log", "--linger", "0", "--drain", "60") as (process, url):
         host, port = url.removeprefix("http://").split(":")
         with socket.create_connection((host, int(port))) as connection:
@@ -151,7 +151,7 @@ def test_sigterm_twice_still_loses_nothing(tmp_path: Path, seven: bytes) -> None
 
 
 @pytest.mark.parametrize("workers", [1, 2])
-def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path, workers: int) -> None:
+def test_sighup_while_loading_reloads_when_the_server_is_ready(tmp_path: Path, workers: int) -> None:
     """A process that is too young to reload must not die of the signal, and neither must its workers.
 
     Nor may they where standard input, by which a terminal is recognised, is closed.
@@ -174,7 +174,7 @@ def test_told_to_reload_while_it_loads_it_does_so_when_it_serves(tmp_path: Path,
     assert not re.search("died|Traceback", log.read_text())
 
 
-def test_many_hangups_are_no_more_reloads_than_see_what_is_there(tmp_path: Path) -> None:
+def test_many_sighups_are_merged_into_a_few_reloads(tmp_path: Path) -> None:
     """SIGUSR1, with which a worker asks its supervisor to have all reload, does not end a server without workers."""
     log, told = tmp_path / "log", "reloaded: tiny unchanged"
     with started(log) as (process, _):

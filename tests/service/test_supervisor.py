@@ -19,14 +19,14 @@ def supervisor() -> _Supervisor:
     return _Supervisor(settings(workers=2), lambda *_: None, ("127.0.0.1", 0), ExitStack())
 
 
-def test_who_has_served_is_not_given_up_however_many_workers_die(supervisor: _Supervisor) -> None:
+def test_a_server_that_has_served_is_not_given_up_after_many_deaths(supervisor: _Supervisor) -> None:
     supervisor._failures = 100 * workers.TRIES
     assert not supervisor._later([0], "worker 7 died")  # none ever listened
     supervisor._beats[1] = 1
     assert supervisor._later([0], "worker 7 died")
 
 
-def test_whoever_is_told_to_stop_starts_no_more_workers(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_supervisor_told_to_stop_starts_no_more_workers(supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[int] = []
 
     def start(place: int) -> None:
@@ -38,7 +38,7 @@ def test_whoever_is_told_to_stop_starts_no_more_workers(supervisor: _Supervisor,
     assert len(started) == 1
 
 
-def test_who_dies_after_a_long_life_is_replaced_soon(
+def test_a_worker_that_dies_after_a_long_life_is_replaced_soon(
     supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(tallies.FOLDER, str(tmp_path))

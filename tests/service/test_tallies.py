@@ -39,7 +39,7 @@ def test_another_users_metrics_are_left_alone(monkeypatch: pytest.MonkeyPatch, t
         ("unread_bytes", (1, 2, 3), 6),
     ],
 )
-def test_what_several_workers_say_comes_to(
+def test_gauges_of_several_workers_are_combined(
     name: str, said: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(tallies.FOLDER, str(tmp_path))

@@ -88,13 +88,13 @@ def test_raw_bytes_are_little_endian_rows_wherever_they_begin():
         ({"parameters": dict.fromkeys("abcdefghijklmnopq", 1)}, "expected at most 16 parameters, found 17"),
     ],
 )
-def test_an_input_that_disagrees_with_itself_or_the_model_is_named(changes, says):
+def test_an_inconsistent_input_is_rejected_with_the_reason(changes, says):
     with pytest.raises(MalformedRequest, match=says):
         read(request(**changes))
 
 
 @pytest.mark.parametrize("size", [12, 20])
-def test_raw_bytes_must_be_as_many_as_the_shape_says(size):
+def test_raw_bytes_must_match_the_shape(size):
     with pytest.raises(MalformedRequest, match="16 bytes"):
         binary(bytes(size))
 
@@ -106,7 +106,7 @@ def test_sizes_must_sum_to_the_body(size):
     assert len(str(error.value)) < 200
 
 
-def test_a_long_text_among_the_numbers_takes_no_more_memory_than_it_has():
+def test_a_long_text_among_the_numbers_takes_little_memory():
     sent = json.dumps(request(data=["x" * 1_000_000] + ["y"] * 300)).encode()
     tracemalloc.start()
     try:
@@ -118,7 +118,7 @@ def test_a_long_text_among_the_numbers_takes_no_more_memory_than_it_has():
 
 
 @pytest.mark.parametrize("header", ["", "-1", "1e3", "9" * 30, "99999", "٣", "²", "1¹"])
-def test_a_header_that_is_no_length_of_this_body(header):
+def test_a_wrong_inference_header_length_is_rejected(header):
     with pytest.raises(MalformedRequest, match="Inference-Header-Content-Length"):
         read(request(), header=header)
 
@@ -127,41 +127,41 @@ def test_a_header_that_is_no_length_of_this_body(header):
     "body",
     [b"", b"{", b"[]", b"null", b"\xff", b"[" * 100_000, b'{"inputs": 1}', b'{"inputs": [], "id": 3}', b'{"inputs": []}'],
 )
-def test_what_is_no_request(body):
+def test_a_body_that_is_no_request_is_rejected(body):
     with pytest.raises(MalformedRequest):
         read(body)
 
 
-def test_an_id_comes_back_and_so_is_short():
+def test_a_request_id_is_kept_and_limited_in_length():
     assert read(request() | {"id": "é" * tensors.LONGEST_ID}).id == "é" * tensors.LONGEST_ID
     with pytest.raises(MalformedRequest, match="id: expected text of at most 1,024 characters"):
         read(request() | {"id": "é" * (tensors.LONGEST_ID + 1)})
 
 
-def test_null_is_as_good_as_nothing():
+def test_null_counts_as_a_missing_field():
     asked = request() | {"id": None, "parameters": None, "outputs": [{"name": "b", "parameters": None}]}
     asked["inputs"][0]["parameters"] = None
     assert read(asked).outputs == {"b": False}
 
 
-def test_more_json_than_is_good_for_the_others():
+def test_too_many_json_values_are_rejected():
     values = [0] * (tensors.MOST_VALUES + 1)
     with pytest.raises(TooLarge, match="binary tensor data"):
         read(request(data=values, shape=[len(values) // 2, 2]))
 
 
-def test_a_header_of_one_byte_more_than_there_is():
+def test_a_json_length_beyond_the_body_is_rejected():
     body = json.dumps(request()).encode()
     with pytest.raises(MalformedRequest, match="the whole body has"):
         read(body, header=str(len(body) + 1))
 
 
-def test_values_that_are_there_twice():
+def test_values_given_both_as_json_and_raw_are_rejected():
     with pytest.raises(MalformedRequest, match="either data or"):
         read(request(parameters={"binary_data_size": 16}), bytes(16))
 
 
-def test_an_input_given_twice():
+def test_an_input_given_twice_is_rejected():
     value = request()
     with pytest.raises(MalformedRequest, match="each once"):
         read({"inputs": value["inputs"] * 2})
@@ -171,7 +171,7 @@ def wanted(outputs: object, **parameters: object) -> dict[str, bool]:
     return read(request() | {"outputs": outputs, "parameters": parameters}).outputs
 
 
-def test_all_outputs_unless_named_and_an_outputs_own_word_wins():
+def test_all_outputs_unless_named_and_per_output_flags_win():
     assert read(request()).outputs == {"a": False, "b": False}
     assert wanted([], binary_data_output=True) == {"a": True, "b": True}
     assert wanted([{"name": "b"}]) == {"b": False}
@@ -184,14 +184,14 @@ def test_all_outputs_unless_named_and_an_outputs_own_word_wins():
 @pytest.mark.parametrize(
     "outputs",
     [[{"name": "c"}], [{"name": "a"}, {"name": "a"}], [{"name": "a", "parameters": {"classification": 3}}]],
-    ids=["unknown", "twice", "a parameter that we do not serve"],
+    ids=["unknown", "twice", "unsupported parameter"],
 )
-def test_outputs_that_cannot_be_given(outputs):
+def test_outputs_that_cannot_be_given_are_rejected(outputs):
     with pytest.raises(MalformedRequest):
         wanted(outputs)
 
 
-def test_a_flag_that_is_neither_true_nor_false():
+def test_a_flag_that_is_neither_true_nor_false_is_rejected():
     with pytest.raises(MalformedRequest, match="true or false"):
         wanted(None, binary_data_output=1)
 
@@ -219,28 +219,28 @@ def test_ports_come_from_the_bundle_contract():
     assert Port.of(bundle.CAPSULES, manifest).metadata() == {"name": "capsules", "datatype": "FP32", "shape": [-1, 10, 6]}
 
 
-def test_a_length_of_json_that_is_not_its_length_is_named():
+def test_a_json_error_mentions_the_inference_header():
     text = json.dumps(request()).encode()
     for header, size in ((None, len(text) + 1), (str(len(text) - 1), len(text))):
         with pytest.raises(MalformedRequest, match="the body is not JSON.*Inference-Header-Content-Length"):
             tensors.read((text + b"x")[:size], header, [IN], OUT)
 
 
-def test_bytes_without_any_json_are_the_one_input_and_are_answered_so():
+def test_raw_bytes_without_json_are_the_input_and_get_raw_outputs():
     found = tensors.read(VALUES.tobytes(), "0", [IN], OUT)
     np.testing.assert_array_equal(found.inputs["x"], VALUES)
     assert (found.id, found.outputs) == (None, {"a": True, "b": True})
 
 
 @pytest.mark.parametrize("body", [b"", bytes(9), b" " + json.dumps(request()).encode()], ids=["nothing", "some", "JSON"])
-def test_bytes_without_any_json_that_are_no_rows(body):
+def test_raw_bytes_without_json_must_be_whole_rows(body):
     with pytest.raises(MalformedRequest, match=f"x: .*there is no JSON: expected 8 bytes per picture, found {len(body)}$"):
         tensors.read(body, "0", [IN], OUT)
 
 
 @settings(deadline=None)
 @given(st.binary(max_size=200), st.none() | st.text(max_size=5))
-def test_no_bytes_are_worse_than_malformed(body, header):
+def test_any_bytes_are_read_or_raise_malformed_request(body, header):
     with contextlib.suppress(MalformedRequest):
         tensors.read(body, header, [IN], OUT)
 
@@ -264,7 +264,7 @@ FIELDS = st.fixed_dictionaries(
 
 @settings(deadline=None)
 @given(FIELDS, st.binary(max_size=40))
-def test_no_request_is_worse_than_malformed(fields, raw):
+def test_any_request_is_read_or_raises_malformed_request(fields, raw):
     value = {"inputs": [request()["inputs"][0] | fields]}
     try:
         found = read(value, raw)

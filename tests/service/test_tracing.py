@@ -87,7 +87,7 @@ def test_a_request_is_a_span_of_the_callers_trace_with_its_stages_inside(
         assert later.start_time_unix_nano >= earlier.end_time_unix_nano - MICROSECOND
 
 
-def test_what_a_client_did_wrong_is_no_error_of_the_servers(nets: dict[str, CapsNet], received: tuple[str, list[bytes]]) -> None:
+def test_a_client_error_does_not_mark_its_span_as_an_error(nets: dict[str, CapsNet], received: tuple[str, list[bytes]]) -> None:
     endpoint, bodies = received
     with serving(settings(traces=endpoint), nets) as client:
         assert client.get("/reconstruct?dim=99&delta=1").status_code == 422
@@ -95,7 +95,7 @@ def test_what_a_client_did_wrong_is_no_error_of_the_servers(nets: dict[str, Caps
     assert span.status.code == 0
 
 
-def test_a_path_without_a_route_is_in_its_span_and_probes_have_none(
+def test_a_span_names_an_unrouted_path_and_probes_have_no_span(
     nets: dict[str, CapsNet], received: tuple[str, list[bytes]]
 ) -> None:
     """Unless a probe comes with a trace of its own."""
@@ -113,7 +113,7 @@ def test_a_path_without_a_route_is_in_its_span_and_probes_have_none(
     assert (probe.name, probe.trace_id.hex()) == ("GET /healthz", TRACE)
 
 
-def test_what_the_server_could_not_do_is_an_error(received: tuple[str, list[bytes]]) -> None:
+def test_a_503_marks_its_span_as_an_error(received: tuple[str, list[bytes]]) -> None:
     from service.tracing import Tracing  # needs the extra
 
     endpoint, bodies = received
@@ -124,7 +124,7 @@ def test_what_the_server_could_not_do_is_an_error(received: tuple[str, list[byte
     assert span.status.code == 2
 
 
-def test_what_instruments_all_of_a_process_is_told_no_query(
+def test_spans_of_a_global_tracer_provider_hold_no_query(
     nets: dict[str, CapsNet], token: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where a provider is set up, FastAPI has spans of its own, and they hold the whole URL."""
@@ -141,7 +141,7 @@ def test_what_instruments_all_of_a_process_is_told_no_query(
     assert not [span.name for span in exporter.get_finished_spans() if token in str(span.attributes)]
 
 
-def test_a_line_in_the_log_names_its_trace_and_no_other_header(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
+def test_a_log_line_has_the_trace_id_and_quotes_no_header(tmp_path: Path, received: tuple[str, list[bytes]]) -> None:
     """OpenTelemetry would quote headers that it does not understand in a warning."""
     endpoint, _ = received
     headers = {"traceparent": f"00-{TRACE}-{CALLER}-01", "tracestate": "x=\x85sesame"}
@@ -163,7 +163,7 @@ def test_a_line_in_the_log_names_its_trace_and_no_other_header(tmp_path: Path, r
         ("check", "OTEL_EXPORTER_OTLP_HEADERS", "api key=sesame"),
     ],
 )
-def test_a_collectors_key_that_cannot_be_read_is_told_and_in_no_log(verb: str, name: str, typed: str) -> None:
+def test_an_unreadable_collector_key_is_reported_without_being_shown(verb: str, name: str, typed: str) -> None:
     ended = run(verb, CAPSERVE_TRACES="http://127.0.0.1:4318/v1/traces", **{name: typed})
     assert ended.returncode == 2
     assert f"{name}: expected NAME=VALUE, or several separated by commas" in ended.stderr
@@ -171,8 +171,8 @@ def test_a_collectors_key_that_cannot_be_read_is_told_and_in_no_log(verb: str, n
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize("listens", [True, False], ids=["silent", "away"])
-def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven: bytes) -> None:
+@pytest.mark.parametrize("listens", [True, False], ids=["silent", "not listening"])
+def test_a_collector_that_does_not_answer_does_not_delay_exit(listens: bool, seven: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as collector:
         endpoint = f"http://127.0.0.1:{collector.getsockname()[1]}/v1/traces"
         if not listens:
@@ -185,7 +185,7 @@ def test_a_collector_that_does_not_answer_holds_up_no_exit(listens: bool, seven:
             assert time.monotonic() - began < 5
 
 
-def test_without_the_extra_it_says_what_to_install() -> None:
+def test_tracing_without_the_extra_says_what_to_install() -> None:
     blocked = "import sys; sys.modules['opentelemetry.exporter'] = None"  # FastAPI brings the API alone
     code = f"{blocked}; from service.__main__ import main; sys.exit(main(['serve', '--port', '0']))"
     environment = {**os.environ, "CAPSERVE_MODELS": str(BUNDLES), "CAPSERVE_TRACES": "http://127.0.0.1:4318/v1/traces"}

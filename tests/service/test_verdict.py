@@ -108,7 +108,7 @@ def test_drawn_digits_are_not_refused(compact: CapsNet) -> None:
 
 
 @pytest.mark.parametrize(("side", "channels"), [(28, 1), (28, 3), (100, 1), (200, 3)])
-def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channels: int) -> None:
+def test_noise_normalised_as_a_picture_is_judged_not_a_digit(compact: CapsNet, side: int, channels: int) -> None:
     """Its darkest pixels touch here and there, as those of strokes do."""
     rng = np.random.default_rng(side)
     made = (rng.integers(0, 256, (side, side, channels), dtype=np.uint8) for _ in range(40))
@@ -121,7 +121,7 @@ def test_noise_is_found_out_as_a_picture_too(compact: CapsNet, side: int, channe
     ("odd", "least", "refused"),
     [(noise, 0.999, 1.0), (letters, 0.97, 0.75), (all_letters, 0.88, 0.5), (textures, 0.98, 0.9), (clouds, 0.97, 0.9)],
 )
-def test_what_is_no_digit_is_found_out(
+def test_noise_letters_and_textures_are_judged_not_a_digit(
     compact: CapsNet, real: Judged, odd: Callable[[], Array], least: float, refused: float
 ) -> None:
     from sklearn.metrics import roc_auc_score  # here, or each process that runs tests would spend seconds on it
@@ -135,22 +135,22 @@ def test_what_is_no_digit_is_found_out(
     assert share >= refused
 
 
-def test_blank_sheets_are_nothing(compact: CapsNet) -> None:
+def test_blank_sheets_are_judged_not_a_digit(compact: CapsNet) -> None:
     sheets = [Image.new("L", (60, 60), level) for level in (0, 128, 255)]
     for pictures in (prepared(sheets), np.zeros((1, *SHAPE), np.float32), np.full((1, *SHAPE), 0.7, np.float32)):
         assert set(judged(compact, pictures)[0]) == {"not_a_digit"}
 
 
-def test_usual_in_every_respect_is_a_digit() -> None:
+def test_a_picture_usual_in_every_respect_is_a_digit() -> None:
     assert JUDGE.judge(LENGTHS, [7], 0.03, contrast=0.3) == "digit"
 
 
-def test_long_capsules_alone_convince_nobody() -> None:
+def test_a_long_capsule_with_a_bad_drawing_is_not_a_digit() -> None:
     """Uniform noise has longer capsules than digits have, and no drawing comes near it."""
     assert JUDGE.judge(LENGTHS, [7], 0.3, contrast=0.29) == "not_a_digit"
 
 
-def test_no_class_is_held_to_more_than_the_middle_one() -> None:
+def test_no_class_is_judged_more_strictly_than_the_median_class() -> None:
     """Where bare strokes are usual, a 1 with a flag, drawn as well as any 4, would be the rarest of all digits."""
     errors = TINY.thresholds.reconstruction_errors
     bare = {each: error / 10 for each, error in errors["1"].items()}
@@ -162,21 +162,21 @@ def test_no_class_is_held_to_more_than_the_middle_one() -> None:
     assert strict.judge(flagged, [1], 10 * middle, contrast=0.3) == "not_a_digit"
 
 
-def test_two_that_lead_together_leave_it_unsure() -> None:
+def test_two_classes_of_nearly_equal_length_are_unsure() -> None:
     lengths = LENGTHS.copy()
     lengths[1] = lengths[7] - 0.01
     assert JUDGE.judge(lengths, [7], 0.03, contrast=0.3) == "unsure"
 
 
-def test_no_contrast_is_no_digit() -> None:
+def test_a_picture_without_contrast_is_not_a_digit() -> None:
     assert JUDGE.judge(LENGTHS, [7], 0.0, contrast=0.01) == "not_a_digit"
 
 
-def test_without_a_drawing_it_stays_unsure() -> None:
+def test_without_a_reconstruction_the_verdict_is_unsure() -> None:
     assert JUDGE.judge(LENGTHS, [7], float("nan"), contrast=0.3) == "unsure"
 
 
-def test_surprise_grows_without_end_and_without_steps_back() -> None:
+def test_surprise_grows_steadily_and_without_bound() -> None:
     errors = [JUDGE.surprise(LENGTHS, [7], error) for error in np.linspace(0, 0.5, 200)]
     assert errors == sorted(errors)
     assert errors[-1] > errors[-20] > 2 * verdict.NOT_A_DIGIT
@@ -184,14 +184,14 @@ def test_surprise_grows_without_end_and_without_steps_back() -> None:
     assert shorter == sorted(shorter)
 
 
-def test_two_objects_count_where_a_model_sees_two() -> None:
+def test_two_long_capsules_are_unsurprising_when_both_are_objects() -> None:
     lengths = LENGTHS.copy()
     lengths[1] = 0.95
     assert JUDGE.surprise(lengths, [7, 1], 0.02) < JUDGE.surprise(lengths, [7], 0.02)
     assert JUDGE.judge(lengths, [7, 1], 0.02, contrast=0.3) == "digit"
 
 
-def test_two_objects_are_drawn_no_better_than_the_one_that_is_harder_to_draw() -> None:
+def test_a_pair_is_judged_by_the_class_that_is_harder_to_draw() -> None:
     errors = [TINY.thresholds.reconstruction_errors[name]["90"] for name in TINY.classes]
     easy, hard = int(np.argmin(errors)), int(np.argmax(errors))
     lengths = np.full(len(errors), 0.05, np.float32)
@@ -200,7 +200,7 @@ def test_two_objects_are_drawn_no_better_than_the_one_that_is_harder_to_draw() -
     assert surprises[0] > surprises[1] == surprises[2]
 
 
-def test_all_classes_may_be_there() -> None:
+def test_all_classes_may_be_present_at_once() -> None:
     lengths = np.array([0.9, 0.8], np.float32)
     two = TINY.model_copy(update={"classes": TINY.classes[:2]})
     assert Judge(two).surprise(lengths, [0, 1], 0.02) < Judge(two).surprise(lengths, [0], 0.02)  # nothing comes near the second

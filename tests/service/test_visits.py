@@ -15,9 +15,9 @@ from tests.service.conftest import serving, settings
 @pytest.mark.parametrize(
     ("turn", "whole", "complete"),
     [(1.0, 2.0, 2.0), (2.0, 1.0, 2.0)],
-    ids=["its body comes after its turn", "it is all here and waits for its turn behind others on its connection"],
+    ids=["body arrives after its turn", "whole request waits behind others"],
 )
-def test_what_a_request_waits_for_is_the_services_time_once_it_is_here(turn: float, whole: float, complete: float) -> None:
+def test_a_visit_is_complete_once_its_turn_and_body_have_come(turn: float, whole: float, complete: float) -> None:
     scope: dict[str, Any] = {"headers": [], visits.TURN: turn, visits.WHOLE: whole}
     visit = visits.begin(scope)
     assert (visit.arrived, visit.complete) == (turn, turn)  # if nobody reads a body, it stays so
@@ -25,7 +25,7 @@ def test_what_a_request_waits_for_is_the_services_time_once_it_is_here(turn: flo
     assert (visit.arrived, visit.complete) == (turn, complete)
 
 
-def test_where_the_connection_does_not_tell_it_is_here_when_it_is_read() -> None:
+def test_without_times_of_the_connection_a_visit_completes_when_read() -> None:
     scope: dict[str, Any] = {"headers": []}
     before = time.monotonic()
     visit = visits.begin(scope)
@@ -33,7 +33,7 @@ def test_where_the_connection_does_not_tell_it_is_here_when_it_is_read() -> None
     assert before <= visit.arrived <= visit.complete <= time.monotonic()
 
 
-def test_the_connection_tells_when_a_body_was_here(
+def test_the_connection_records_when_a_body_was_complete(
     nets: dict[str, CapsNet], seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[float] = []

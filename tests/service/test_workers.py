@@ -78,7 +78,7 @@ def test_workers_share_the_port_and_their_metrics_add_up(tmp_path: Path) -> None
     assert {process.pid, *servers} < {each["process"] for each in told}  # and the one that came later
 
 
-def test_a_worker_that_cannot_come_back_takes_no_other_with_it(tmp_path: Path) -> None:
+def test_a_worker_that_cannot_restart_does_not_stop_the_others(tmp_path: Path) -> None:
     """Its bundle was damaged while it ran; it is tried again, at growing intervals, until the bundle is sound."""
     shutil.copytree(BUNDLES, tmp_path / "models")
     graph, log = tmp_path / "models" / "tiny" / "encoder.onnx", tmp_path / "log"
@@ -140,7 +140,7 @@ def test_a_worker_whose_model_fails_again_and_again_is_replaced(tmp_path: Path) 
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="only Linux has a disk that is always full")
-def test_a_worker_is_replaced_though_the_log_cannot_be_written_and_the_folder_of_the_start_is_gone(tmp_path: Path) -> None:
+def test_a_worker_is_replaced_without_a_writable_log_or_start_folder(tmp_path: Path) -> None:
     """As when the disk is full or the log's reader has ended, and when the folder of a release was cleaned up."""
     (release := tmp_path / "release").mkdir()
     (release / "models").symlink_to(BUNDLES)
@@ -169,7 +169,7 @@ def test_a_worker_is_replaced_though_the_log_cannot_be_written_and_the_folder_of
             process.kill()
 
 
-SOON_KILLED = """
+IMPATIENT = """
 import sys
 from service.__main__ import main
 from service.process import workers
@@ -180,26 +180,26 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def soon_killed(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
+def impatient(tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Two workers that are ready, and a supervisor that waits only three seconds for a sign of life of theirs."""
     script = tmp_path / "server.py"
-    script.write_text(SOON_KILLED)
+    script.write_text(IMPATIENT)
     with launched(tmp_path / "log", [sys.executable, str(script)]) as process:
         appears(tmp_path / "log", "ready: tiny", 2)
         time.sleep(0.5)  # they listen, and beat, a moment later
         yield process
 
 
-def test_a_worker_that_stands_still_is_replaced(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_worker_that_stands_still_is_replaced(impatient: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """Half of all new connections would wait for it."""
-    log, (still, other) = tmp_path / "log", workers_of(soon_killed)
+    log, (still, other) = tmp_path / "log", workers_of(impatient)
     os.kill(still, signal.SIGSTOP)
     appears(log, f"worker {still} has stood still for 3 s and is killed")
     appears(log, f"worker {still} died with status -9; another in 0.5 s")
     appears(log, "ready: tiny", 3)
-    assert other in workers_of(soon_killed)
-    soon_killed.send_signal(signal.SIGTERM)
-    assert soon_killed.wait(15) == 0
+    assert other in workers_of(impatient)
+    impatient.send_signal(signal.SIGTERM)
+    assert impatient.wait(15) == 0
     assert f" {other} - told to stop" in log.read_text()
 
 
@@ -241,14 +241,14 @@ def supervisor() -> _Supervisor:
     return _Supervisor(settings(workers=2), lambda *_: None, ("127.0.0.1", 0), ExitStack())
 
 
-def test_a_stop_lets_those_end_who_have_been_loading_for_long(supervisor: _Supervisor) -> None:
+def test_a_stop_lets_workers_end_that_have_been_loading_for_long(supervisor: _Supervisor) -> None:
     process = Loading()
     supervisor._workers = [_Worker(0, process, time.monotonic(), 0, still=1_000)]  # type: ignore[arg-type]
     assert supervisor._end() == 0
     assert process.exitcode == -signal.SIGTERM
 
 
-def test_a_stop_does_not_wait_for_who_stands_still_before_it_listens(
+def test_a_stop_kills_a_worker_that_stands_still_before_it_listens(
     supervisor: _Supervisor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(workers, "STILL_AT_END", 0.4)
@@ -260,7 +260,7 @@ def test_a_stop_does_not_wait_for_who_stands_still_before_it_listens(
     assert "worker 7 has stood still for 0.4 s and is killed" in caplog.text
 
 
-def test_who_loads_longer_than_others_did_is_stuck_only_after_many_times_as_long(supervisor: _Supervisor) -> None:
+def test_a_worker_loading_several_times_longer_than_others_is_killed(supervisor: _Supervisor) -> None:
     """On a cold disk all take long to load, and the first to listen shows how long."""
     first, second = Loading(), Loading()
     minutes = round(600 / workers.LOOK)  # ten
@@ -276,27 +276,27 @@ def test_who_loads_longer_than_others_did_is_stuck_only_after_many_times_as_long
     assert (first.exitcode, second.exitcode) == (None, -signal.SIGKILL)
 
 
-def test_workers_that_stood_still_with_their_supervisor_live_on(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_workers_paused_together_with_their_supervisor_live_on(impatient: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """As in a container that is paused."""
-    everyone = [soon_killed.pid, *workers_of(soon_killed)]
+    everyone = [impatient.pid, *workers_of(impatient)]
     for each in everyone:
         os.kill(each, signal.SIGSTOP)
     time.sleep(3.5)
     for each in everyone:  # the supervisor first: it looks before they beat
         os.kill(each, signal.SIGCONT)
     time.sleep(1.5)
-    assert [soon_killed.pid, *workers_of(soon_killed)] == everyone
+    assert [impatient.pid, *workers_of(impatient)] == everyone
     assert "stood still" not in (tmp_path / "log").read_text()
 
 
-def test_a_worker_that_takes_its_time_to_stop_still_lives(soon_killed: subprocess.Popen[bytes], tmp_path: Path) -> None:
+def test_a_worker_that_drains_slowly_is_not_killed(impatient: subprocess.Popen[bytes], tmp_path: Path) -> None:
     """It drains a request whose body comes slowly, for longer than a worker may stand still."""
     url = re.findall(r"http://[\d.:]+", (tmp_path / "log").read_text())[0]
     host, port = url.removeprefix("http://").split(":")
     with socket.create_connection((host, int(port))) as slow:
         slow.sendall(b"POST /predict HTTP/1.1\r\nHost: here\r\nContent-Type: image/png\r\nContent-Length: 100\r\n\r\n")
         time.sleep(0.5)
-        for each in workers_of(soon_killed):
+        for each in workers_of(impatient):
             os.kill(each, signal.SIGTERM)
         time.sleep(4)
         slow.sendall(bytes(100))
@@ -322,7 +322,7 @@ if __name__ == "__main__":
 """
 
 
-def test_where_no_process_can_be_had_for_a_while_the_others_serve_on(tmp_path: Path) -> None:
+def test_workers_serve_on_while_no_new_process_can_be_started(tmp_path: Path) -> None:
     log, told, script = tmp_path / "log", tmp_path / "told", tmp_path / "server.py"
     script.write_text(NO_PROCESS_WHERE_TOLD)
     with launched(log, [sys.executable, str(script), str(told), "2", "-1"]) as process:
@@ -340,7 +340,7 @@ def test_where_no_process_can_be_had_for_a_while_the_others_serve_on(tmp_path: P
     assert "Traceback" not in log.read_text()
 
 
-def test_where_no_process_can_be_had_at_all_it_ends(tmp_path: Path) -> None:
+def test_the_server_gives_up_if_no_process_can_be_started(tmp_path: Path) -> None:
     told, script = tmp_path / "told", tmp_path / "server.py"
     script.write_text(NO_PROCESS_WHERE_TOLD)
     told.touch()
@@ -352,7 +352,7 @@ def test_where_no_process_can_be_had_at_all_it_ends(tmp_path: Path) -> None:
     assert last.endswith("(Resource temporarily unavailable), as all did: giving up")
 
 
-def test_where_fewer_processes_can_be_had_than_wanted_those_serve(tmp_path: Path) -> None:
+def test_the_server_runs_with_fewer_workers_if_no_more_can_be_started(tmp_path: Path) -> None:
     log, script = tmp_path / "log", tmp_path / "server.py"
     script.write_text(NO_PROCESS_WHERE_TOLD)
     tracker = 1  # multiprocessing's own process, the first
@@ -379,7 +379,7 @@ def test_workers_that_never_listen_are_given_up(tmp_path: Path) -> None:
     assert ended.stderr.splitlines()[-1].endswith("died with status 9, as all did: giving up")
 
 
-def test_where_the_disk_has_no_room_for_their_metrics_none_starts(tmp_path: Path) -> None:
+def test_workers_do_not_start_without_disk_space_for_their_metrics(tmp_path: Path) -> None:
     most = min(tallies.SIZES.values())
     ended = subprocess.run(
         [sys.executable, "-m", "service", "serve", "--port", "0", "--workers", "2"],
@@ -395,9 +395,7 @@ def test_where_the_disk_has_no_room_for_their_metrics_none_starts(tmp_path: Path
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_worker_for_whose_metrics_there_is_no_room_leaves_the_others_theirs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_worker_without_room_for_metrics_leaves_no_partial_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With an empty file among them, nobody could read any."""
     monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
     tallies.lay_down(0)
@@ -419,13 +417,13 @@ def test_a_worker_for_whose_metrics_there_is_no_room_leaves_the_others_theirs(
     }
 
 
-def test_without_any_temporary_folder_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_temporary_folder_raises_start_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", "/nowhere")
     with pytest.raises(StartError, match=r"temporary folder: No such file or directory; .* TMPDIR"), tallies.folder():
         pass
 
 
-def test_where_there_is_no_memory_to_share_it_says_so() -> None:
+def test_unwritable_shared_memory_is_reported_at_start() -> None:
     inside = [
         "unshare",
         "--user",
@@ -450,7 +448,7 @@ def test_where_there_is_no_memory_to_share_it_says_so() -> None:
     assert "Traceback" not in ended.stderr
 
 
-def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_metrics_folder_is_locked_against_removal_of_old_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(tallies.FOLDER, "")
     with tallies.folder():
@@ -460,9 +458,7 @@ def test_what_removes_old_files_is_told_to_leave_the_metrics_alone(monkeypatch: 
         os.close(found)
 
 
-def test_metrics_that_a_killed_server_left_go_at_the_next_start_and_nobody_elses(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_start_removes_only_the_metrics_of_a_killed_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     monkeypatch.setenv(tallies.FOLDER, "")
     with tallies.folder():
