@@ -54,14 +54,14 @@ LIMITS = {
 }
 
 
-def test_every_file_that_security_names_is_there() -> None:
+def test_every_file_named_in_security_md_exists() -> None:
     named = re.findall(r"`((?:service|docker|training|tests)/[\w./-]+|docker-compose.yml)`", (ROOT / "SECURITY.md").read_text())
     assert len(named) > 20
     assert [path for path in named if not (ROOT / path).exists()] == []
 
 
 @pytest.mark.parametrize("file", LIMITS)
-def test_a_limit_is_told_in_security_beside_the_file_that_has_it(file: str) -> None:
+def test_security_md_states_each_limit_beside_its_file(file: str) -> None:
     rows = [row for row in (ROOT / "SECURITY.md").read_text().splitlines() if f"`{file}`" in row]
     for limit in LIMITS[file]:
         assert any(limit in row for row in rows), limit
@@ -69,7 +69,7 @@ def test_a_limit_is_told_in_security_beside_the_file_that_has_it(file: str) -> N
 
 BODIES = app.LARGEST_BODIES * Settings.model_fields["max_body"].default
 
-TOLD = [
+STATEMENTS = [
     ("README.md", f"more than {protocol.MOST_HEAD >> 10} KB or {protocol.MOST_HEADERS} of headers"),
     ("README.md", f"at most one in {1 / verdict.DOUBTED:.0f} is so unlike the others as to be `unsure`, and one in"),
     ("README.md", f"and one in {1 / verdict.DENIED:.0f} `not_a_digit`"),
@@ -94,8 +94,8 @@ TOLD = [
 ]
 
 
-@pytest.mark.parametrize(("page", "words"), TOLD)
-def test_a_page_tells_a_number_as_the_code_has_it(page: str, words: str) -> None:
+@pytest.mark.parametrize(("page", "words"), STATEMENTS)
+def test_documented_numbers_match_the_code(page: str, words: str) -> None:
     assert words in " ".join((ROOT / page).read_text().split())
 
 
@@ -108,6 +108,6 @@ def test_a_page_tells_a_number_as_the_code_has_it(page: str, words: str) -> None
         ("CapserveRejecting", "0.01 * sum", "More than 1 % of requests are refused for want of room or time"),
     ],
 )
-def test_an_alert_fires_when_operations_says_so(alert: str, condition: str, told: str) -> None:
+def test_alert_conditions_match_operations_md(alert: str, condition: str, told: str) -> None:
     assert condition in RULES.partition(f"- alert: {alert}\n")[2].partition("- alert:")[0]
     assert told in (ROOT / "docs/operations.md").read_text().partition(f"### {alert}\n")[2].partition("\n### ")[0]

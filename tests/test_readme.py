@@ -25,7 +25,7 @@ from tests.service import processes
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 FENCE = re.compile(r"^```console\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-PLACE = "localhost:8000"
+ADDRESS = "localhost:8000"
 
 
 class Step(NamedTuple):
@@ -47,18 +47,18 @@ def server() -> Iterator[processes.Process]:
 
 
 @pytest.fixture(scope="module")
-def desk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder in which the reader types: what one command writes, the next one reads."""
     return tmp_path_factory.mktemp("desk")
 
 
-def shown(command: str, desk: Path, server: processes.Process) -> str:
+def shown(command: str, folder: Path, server: processes.Process) -> str:
     """Runs a command, and returns its output as if the server were at README's address."""
     place = server.url.removeprefix("http://")
     environment = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
-    typed = command.replace(PLACE, place)
-    done = subprocess.run(["bash", "-c", typed], cwd=desk, capture_output=True, text=True, env=environment, timeout=60)
-    return (done.stdout + done.stderr).replace(place, PLACE).strip("\n")
+    typed = command.replace(ADDRESS, place)
+    done = subprocess.run(["bash", "-c", typed], cwd=folder, capture_output=True, text=True, env=environment, timeout=60)
+    return (done.stdout + done.stderr).replace(place, ADDRESS).strip("\n")
 
 
 def masked(output: str) -> str:
@@ -75,30 +75,30 @@ def comparable(output: str, promised: str) -> list[tuple[str, str]]:
 
 
 @pytest.mark.skipif(shutil.which("file") is None or shutil.which("curl") is None, reason="needs the programs `file` and `curl`")
-def test_every_command_prints_what_readme_says(server: processes.Process, desk: Path) -> None:
+def test_every_command_prints_what_readme_says(server: processes.Process, folder: Path) -> None:
     found = steps()
     assert len(found) > 10
     for step in found:
-        for line, expected in comparable(shown(step.command, desk, server), step.output.strip("\n")):
+        for line, expected in comparable(shown(step.command, folder, server), step.output.strip("\n")):
             assert line == expected, step.command
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
-def test_the_python_lines_print_what_they_say(server: processes.Process, desk: Path) -> None:
+def test_the_python_examples_print_what_their_comments_say(server: processes.Process, folder: Path) -> None:
     blocks = re.findall(r"^```python\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     assert len(blocks) == 2
-    assert shown(steps()[0].command, desk, server)  # makes seven.png
+    assert shown(steps()[0].command, folder, server)  # makes seven.png
     for lines in blocks:
-        (desk / "lines.py").write_text(lines.replace(PLACE, server.url.removeprefix("http://")))
-        assert shown("python lines.py", desk, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
+        (folder / "lines.py").write_text(lines.replace(ADDRESS, server.url.removeprefix("http://")))
+        assert shown("python lines.py", folder, server).split("\n") == re.findall(r"\)  # (.*)$", lines, re.MULTILINE)
 
 
-def test_the_pythons_are_those_of_the_package() -> None:
+def test_readme_names_the_python_versions_of_the_package() -> None:
     first, above = re.findall(r"3\.(\d+)", tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"])
     assert f"needs Python 3.{first} to 3.{int(above) - 1} on" in README
 
 
-def test_the_settings_table_is_the_settings() -> None:
+def test_the_settings_table_matches_the_settings() -> None:
     rows = re.findall(r"^\| `CAPSERVE_(\w+)` \| (.*?) \| (.*?) \|$", README, re.MULTILINE)
     expected = []
     for name, field in Settings.model_fields.items():
@@ -108,7 +108,7 @@ def test_the_settings_table_is_the_settings() -> None:
 
 
 @pytest.mark.parametrize("package", ["service", "training"])
-def test_the_map_names_every_file(package: str) -> None:
+def test_contributing_md_describes_every_module_as_its_docstring_does(package: str) -> None:
     """Each file has a row, and its docstring begins with it."""
     table = (ROOT / "CONTRIBUTING.md").read_text().partition(f"`{package}/`: ")[2].partition("\n\n`")[0]
     rows = dict(re.findall(r"^\| `([\w/]+\.py)` \| (.*) \|$", table, re.MULTILINE))
@@ -128,7 +128,7 @@ def anchors(page: str) -> set[str]:
 @pytest.mark.parametrize(
     "page", ["README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/operations.md", "docs/speed.md", "models/README.md"]
 )
-def test_links_lead_somewhere(page: str) -> None:
+def test_relative_links_and_anchors_exist(page: str) -> None:
     for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)#?([^)]*)\)", (ROOT / page).read_text()):
         leads = ROOT / page if not target else (ROOT / page).parent / target
         assert leads.exists(), target

@@ -42,7 +42,7 @@ def services(files: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_plain_is_the_gpus_and_fails_without_one() -> None:
+def test_the_default_compose_file_requires_a_gpu() -> None:
     capserve = services(PLAIN)["capserve"]
     assert capserve["build"]["target"] == "gpu"
     assert capserve["environment"]["CAPSERVE_DEVICE"] == "cuda"
@@ -50,7 +50,7 @@ def test_plain_is_the_gpus_and_fails_without_one() -> None:
     assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
 
 
-def test_the_override_asks_for_no_gpu() -> None:
+def test_the_cpu_override_requests_no_gpu() -> None:
     found = services(CPU)
     assert found["capserve"]["build"]["target"] == "cpu"
     assert found["capserve"]["environment"]["CAPSERVE_DEVICE"] == "cpu"
@@ -64,7 +64,7 @@ def test_replicas_are_reached_through_one_port() -> None:
     assert "listen 8080;" in (ROOT / "docker/nginx/nginx.conf").read_text()
 
 
-def test_who_looks_after_it_is_not_published_and_lets_nobody_in() -> None:
+def test_monitoring_is_on_loopback_only_and_grafana_is_view_only() -> None:
     found = services(REPLICAS)
     for name in ("prometheus", "grafana"):
         assert {port["host_ip"] for port in found[name]["ports"]} == {"127.0.0.1"}, name
@@ -72,7 +72,7 @@ def test_who_looks_after_it_is_not_published_and_lets_nobody_in() -> None:
     assert found["grafana"]["environment"]["GF_AUTH_DISABLE_LOGIN_FORM"] == "true"
 
 
-def test_their_number_needs_no_word_to_each_up() -> None:
+def test_only_the_replicas_override_sets_the_number_of_replicas() -> None:
     assert services(REPLICAS)["capserve"]["deploy"]["replicas"] == 2
     assert "replicas" not in services(CPU)["capserve"]["deploy"]
 
@@ -96,7 +96,7 @@ def test_the_proxy_waits_longer_than_a_replica_works() -> None:
 
 
 @pytest.mark.parametrize("files", [PLAIN, CPU, REPLICAS], ids=["gpu", "cpu", "replicas"])
-def test_containers_may_do_little(files: tuple[str, ...]) -> None:
+def test_containers_are_restricted_and_their_images_pinned(files: tuple[str, ...]) -> None:
     for name, service in services(files).items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
@@ -107,20 +107,20 @@ def test_containers_may_do_little(files: tuple[str, ...]) -> None:
     assert (models["target"], models["read_only"]) == ("/models", True)
 
 
-def test_whoever_is_told_to_stop_has_time_to_drain() -> None:
+def test_the_stop_grace_period_leaves_time_to_drain() -> None:
     grace = services(PLAIN)["capserve"]["stop_grace_period"]
     fields = Settings.model_fields
     assert int(grace.removesuffix("s")) >= fields["linger"].default + fields["drain"].default + MARGIN
 
 
-def test_every_setting_can_be_given_but_those_that_the_image_has_made() -> None:
+def test_compose_passes_every_setting_except_those_fixed_by_the_image() -> None:
     environment = services(PLAIN)["capserve"]["environment"]
     given = {name.removeprefix("CAPSERVE_").lower() for name in environment if name.startswith("CAPSERVE_")}
     assert given == Settings.model_fields.keys() - {"host", "port", "models"}
     assert environment["CAPSERVE_LOG_FORMAT"] == "json"  # an empty one would be taken from the image
 
 
-def test_the_guide_keeps_away_from_what_docker_does_otherwise() -> None:
+def test_the_guides_docker_commands_neither_kill_nor_mount_models() -> None:
     commands = re.findall(r"^    (docker .*)$", (ROOT / "docs" / "operations.md").read_text(), re.MULTILINE)
     assert commands
     for command in commands:
@@ -128,7 +128,7 @@ def test_the_guide_keeps_away_from_what_docker_does_otherwise() -> None:
         assert ":/models" not in command  # the folder that compose mounts there stays
 
 
-def test_bundles_change_places_any_number_of_times(tmp_path: Path) -> None:
+def test_the_guides_commands_swap_bundles_and_roll_back_repeatedly(tmp_path: Path) -> None:
     """By the lines of the guide, word by word."""
     guide = (ROOT / "docs" / "operations.md").read_text()
     forth, back = re.findall(r"^    ((?:rm -rf|test -d) models/.*\n    mv .*)$", guide, re.MULTILINE)
@@ -154,13 +154,13 @@ def test_bundles_change_places_any_number_of_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["service", "training"])
-def test_the_images_say_their_version(name: str) -> None:
+def test_the_dockerfiles_default_to_the_package_version(name: str) -> None:
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     assert f"\nARG VERSION={version}\n" in (ROOT / "docker" / f"{name}.Dockerfile").read_text()
 
 
 @pytest.fixture(scope="module")
-def what() -> ModuleType:
+def shipped_script() -> ModuleType:
     """docker/shipped.py, which is a script."""
     spec = util.spec_from_file_location("shipped", ROOT / "docker" / "shipped.py")
     assert spec is not None
@@ -171,17 +171,17 @@ def what() -> ModuleType:
 
 
 @pytest.mark.parametrize("target", ["cpu", "gpu"])
-def test_what_ships_is_pinned_and_has_nothing_of_training(what: ModuleType, target: str) -> None:
-    names = {line.partition("==")[0] for line in what.shipped(target)}
+def test_shipped_packages_are_pinned_and_exclude_those_of_training(shipped_script: ModuleType, target: str) -> None:
+    names = {line.partition("==")[0] for line in shipped_script.shipped(target)}
     assert names >= {"fastapi", "numpy", "pillow", "uvicorn", "starlette", "pydantic_core"}
     assert names >= ({"onnxruntime"} if target == "cpu" else {"onnxruntime-gpu", "nvidia-cudnn-cu13"})
     assert not names & {"torch", "onnx", "pytest", "httpx"}
 
 
-def test_nvidias_packages_are_pinned_apart(what: ModuleType) -> None:
+def test_nvidia_packages_are_pinned_in_a_separate_file(shipped_script: ModuleType) -> None:
     """torch for CUDA wants others than ONNX Runtime alone, so what torch is installed with must not name them."""
-    assert not [name for name in what.pinned("constraints.txt") if name.startswith("nvidia-")]
-    cuda = what.pinned("constraints-cuda.txt")
+    assert not [name for name in shipped_script.pinned("constraints.txt") if name.startswith("nvidia-")]
+    cuda = shipped_script.pinned("constraints-cuda.txt")
     assert "nvidia-cudnn-cu13" in cuda
     assert all(name.startswith("nvidia-") for name in cuda)
 
@@ -200,7 +200,7 @@ TORCH = "lib/python3.12/site-packages/torch"
         ("all", "gpu", None, False),
     ],
 )
-def test_cuda_is_pinned_where_there_is_no_torch(
+def test_make_pins_cuda_only_for_gpu_installs_without_torch(
     tmp_path: Path, target: str, runtime: str, beside: str | None, given: bool
 ) -> None:
     for name in ("Makefile", "pyproject.toml", "constraints.txt", "constraints-cuda.txt"):
@@ -215,35 +215,35 @@ def test_cuda_is_pinned_where_there_is_no_torch(
     assert ("-c constraints-cuda.txt" in line) is given
 
 
-def test_the_images_pin_as_make_does() -> None:
+def test_the_images_use_the_same_constraints_as_make() -> None:
     service, training = ((ROOT / "docker" / f"{name}.Dockerfile").read_text() for name in ("service", "training"))
     assert "install -r cpu -c constraints.txt \\" in service
     assert "install -r gpu -c constraints.txt -c constraints-cuda.txt \\" in service
     assert "constraints-cuda" not in training
 
 
-def test_all_that_ships_is_audited(what: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_audit_covers_every_shipped_package(shipped_script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def report(pins: Sequence[str]) -> list[dict[str, Any]]:
         asked[:] = pins
         return [{"name": pin, "version": "", "vulns": []} for pin in pins]
 
-    monkeypatch.setattr(what, "report", report)
-    assert what.audit()[0] == 0
-    assert asked == sorted({*what.shipped("cpu"), *what.shipped("gpu")})
+    monkeypatch.setattr(shipped_script, "report", report)
+    assert shipped_script.audit()[0] == 0
+    assert asked == sorted({*shipped_script.shipped("cpu"), *shipped_script.shipped("gpu")})
 
 
-def test_a_vulnerability_fails_and_silence_does_not(what: ModuleType) -> None:
+def test_the_audit_fails_on_a_vulnerability_but_not_without_an_answer(shipped_script: ModuleType) -> None:
     known = {"name": "pillow", "version": "1", "vulns": []}
     unsafe = {"name": "pillow", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]}
     unheard = {"name": "numpy", "skip_reason": "not found"}
-    assert what.judge([]) == what.judge([unheard]) == what.UNANSWERED
-    assert what.judge([known, unheard]) == (0, "1 packages without a known vulnerability\nnot known there: numpy")
-    assert what.judge([known, unsafe]) == (1, "pillow 1: PYSEC-1, mended in 2")
+    assert shipped_script.judge([]) == shipped_script.judge([unheard]) == shipped_script.UNANSWERED
+    assert shipped_script.judge([known, unheard]) == (0, "1 packages without a known vulnerability\nnot known there: numpy")
+    assert shipped_script.judge([known, unsafe]) == (1, "pillow 1: PYSEC-1, mended in 2")
 
 
-def test_the_sbom_names_what_ships(tmp_path: Path) -> None:
+def test_the_sbom_lists_the_shipped_packages(tmp_path: Path) -> None:
     done = subprocess.run(
         ["make", "sbom", f"SBOM={tmp_path}/sbom.json", "-o", ".venv/test"], cwd=ROOT, capture_output=True, text=True
     )

@@ -89,12 +89,12 @@ def pod(manifests: dict[str, Manifest]) -> Manifest:
 
 
 @pytest.mark.parametrize("path", [path for path in FILES if path.parent.name == "base"], ids=lambda path: path.name)
-def test_every_file_of_the_base_is_what_kubernetes_takes(path: Path) -> None:
+def test_every_base_manifest_matches_the_kubernetes_schema(path: Path) -> None:
     """An overlay's files are parts, and make sense only when they are put together."""
     check(read(path))
 
 
-def test_every_file_is_used() -> None:
+def test_the_kustomizations_use_every_file() -> None:
     for name in ("base", "gpu"):
         kustomization = read(FOLDER / name / "kustomization.yaml")
         used = kustomization["resources"] + [patch["path"] for patch in kustomization.get("patches", [])]
@@ -108,7 +108,7 @@ def test_one_gpu_is_enough_for_a_rollout() -> None:
     assert manifests["Deployment"]["spec"]["strategy"]["rollingUpdate"] == {"maxSurge": 0, "maxUnavailable": 1}
 
 
-def test_the_guide_names_the_image_in_the_folder_that_it_applies() -> None:
+def test_the_guide_sets_the_image_in_the_folder_it_applies() -> None:
     guide = (FOLDER.parents[1] / "docs" / "operations.md").read_text()
     (named,) = re.findall(r"cd (docker/kubernetes/\S+) && kustomize edit set image capserve=", guide)
     (applied,) = re.findall(r"kubectl apply -k (docker/kubernetes/\S+)$", guide, re.MULTILINE)
@@ -117,18 +117,18 @@ def test_the_guide_names_the_image_in_the_folder_that_it_applies() -> None:
 
 @pytest.mark.parametrize("name", ["base", "gpu"])
 class TestBuilt:
-    def test_it_is_what_kubernetes_takes(self, name: str) -> None:
+    def test_manifests_match_the_kubernetes_schema(self, name: str) -> None:
         for manifest in built(name).values():
             check(manifest)
 
     @pytest.mark.skipif(KUSTOMIZE is None, reason="neither kustomize nor kubectl is installed")
-    def test_kustomize_puts_the_same_together(self, name: str) -> None:
+    def test_kustomize_builds_the_same_manifests(self, name: str) -> None:
         assert KUSTOMIZE is not None
         done = subprocess.run([*KUSTOMIZE, str(FOLDER / name)], capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         assert {manifest["kind"]: manifest for manifest in yaml.safe_load_all(done.stdout)} == built(name)
 
-    def test_everything_is_about_the_same_pods(self, name: str) -> None:
+    def test_all_selectors_match_the_same_pods(self, name: str) -> None:
         manifests = built(name)
         labels = manifests["Deployment"]["spec"]["template"]["metadata"]["labels"]
         selectors = [
@@ -146,7 +146,7 @@ class TestBuilt:
         target = manifests["HorizontalPodAutoscaler"]["spec"]["scaleTargetRef"]
         assert (target["kind"], target["name"]) == ("Deployment", manifests["Deployment"]["metadata"]["name"])
 
-    def test_ports_and_paths_are_the_services_own(self, name: str) -> None:
+    def test_ports_and_paths_match_the_service(self, name: str) -> None:
         manifests = built(name)
         (container,) = pod(manifests)["containers"]
         (port,) = container["ports"]
@@ -162,7 +162,7 @@ class TestBuilt:
         assert [probe["path"] for probe in probes] == ["/readyz", "/readyz", "/healthz"]
         assert {probe["path"] for probe in probes} | {scraped["path"]} <= paths
 
-    def test_the_environment_is_settings(self, name: str) -> None:
+    def test_environment_variables_are_valid_settings(self, name: str) -> None:
         (container,) = pod(built(name))["containers"]
         given = {each["name"].removeprefix("CAPSERVE_").lower(): each.get("value") for each in container["env"]}
         values = {name: value for name, value in given.items() if value is not None}
@@ -172,7 +172,7 @@ class TestBuilt:
         assert chosen.linger > 1  # seconds, in which endpoints forget a pod that is not ready any more
         assert chosen.device == {"base": "cpu", "gpu": "cuda"}[name]
 
-    def test_pods_may_do_nothing_but_serve(self, name: str) -> None:
+    def test_pods_run_with_minimal_privileges(self, name: str) -> None:
         manifests = built(name)
         found = pod(manifests)
         (container,) = found["containers"]
@@ -185,13 +185,13 @@ class TestBuilt:
         assert manifests["NetworkPolicy"]["spec"]["egress"] == []
         assert container["resources"]["limits"].keys() >= {"cpu", "memory"}
 
-    def test_there_are_gpus_where_they_are_asked_for(self, name: str) -> None:
+    def test_only_the_gpu_overlay_uses_the_gpu_image_and_requests_a_gpu(self, name: str) -> None:
         (container,) = pod(built(name))["containers"]
         assert container["image"].endswith({"base": ":cpu", "gpu": ":gpu"}[name])
         assert container["resources"]["limits"].get("nvidia.com/gpu") == {"base": None, "gpu": "1"}[name]
 
 
-def test_it_scales_by_a_metric_there_is() -> None:
+def test_the_autoscaler_uses_a_metric_that_the_service_exports() -> None:
     scaler = read(FOLDER / "base" / "horizontalpodautoscaler.yaml")["spec"]
     (queue,) = [metric["pods"]["metric"]["name"] for metric in scaler["metrics"] if metric["type"] == "Pods"]
     app = create_app(settings())

@@ -53,7 +53,7 @@ def metrics_in(expr: str) -> set[str]:
     return set(re.findall(r"\b(?:capserve|process)[_:][a-z0-9_:]+|\bup\b", bare))
 
 
-def test_alerts_and_dashboard_leave_out_the_probes_and_no_other_route() -> None:
+def test_alerts_and_dashboard_exclude_the_probes_and_no_other_route() -> None:
     told = " ".join([*(rule["expr"] for rule in RULES), *(target.expr for target in TARGETS)])
     (left_out,) = set(re.findall(r'route!~"([^"]+)"', told))
     probes = health.PATHS | {route.path for route in inference_protocol.probes.routes}
@@ -89,18 +89,18 @@ def exported(service: httpx.Client) -> set[str]:
 
 
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.panel)
-def test_every_expression_of_the_dashboard_is_of_metrics_there_are(target: Target, exported: set[str]) -> None:
+def test_every_dashboard_expression_uses_existing_metrics(target: Target, exported: set[str]) -> None:
     assert metrics_in(target.expr)
     assert metrics_in(target.expr) <= exported | RECORDED | PROMETHEUS_OWN
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.get("record") or rule["alert"])
-def test_every_rule_is_of_metrics_there_are(rule: dict[str, Any], exported: set[str]) -> None:
+def test_every_rule_uses_existing_metrics(rule: dict[str, Any], exported: set[str]) -> None:
     assert metrics_in(rule["expr"])
     assert metrics_in(rule["expr"]) <= exported | RECORDED | PROMETHEUS_OWN
 
 
-def test_every_metric_of_ours_is_on_the_dashboard(exported: set[str]) -> None:
+def test_every_capserve_metric_is_on_the_dashboard(exported: set[str]) -> None:
     """Any part of a histogram will do, and so will what a rule records of it."""
     recorded = {name for rule in RULES if "record" in rule for name in metrics_in(rule["expr"])}
     shown = {name for target in TARGETS for name in metrics_in(target.expr)} | recorded
@@ -120,7 +120,7 @@ def test_every_metric_is_explained(exported: set[str]) -> None:
     assert explained == ours
 
 
-def test_the_dashboard_asks_the_provisioned_data_source() -> None:
+def test_the_dashboard_queries_the_provisioned_data_source() -> None:
     source = yaml.safe_load((ROOT / "docker/grafana/provisioning/datasources/prometheus.yml").read_text())["datasources"][0]
     chosen = next(each for each in DASHBOARD["templating"]["list"] if each["name"] == "datasource")
     assert chosen["current"]["value"] == source["uid"]
@@ -179,7 +179,7 @@ def evaluated(client: httpx.Client, expr: str) -> list[dict[str, Any]]:
 
 @needs_prometheus
 @pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.panel)
-def test_prometheus_has_an_answer_to_every_expression_of_the_dashboard(target: Target, prometheus: httpx.Client) -> None:
+def test_prometheus_answers_every_dashboard_expression(target: Target, prometheus: httpx.Client) -> None:
     expr = target.expr
     for variable, value in VARIABLES.items():
         expr = expr.replace(variable, value)
@@ -201,7 +201,7 @@ def test_prometheus_evaluates_every_rule_and_records_what_it_should(prometheus: 
 
 
 @needs_prometheus
-def test_drift_is_a_distance(prometheus: httpx.Client) -> None:
+def test_drift_is_high_for_unusual_digits_and_at_most_one(prometheus: httpx.Client) -> None:
     """Digits drawn with a ruler are not what the network was trained on, and Prometheus pairs every bucket with its reference."""
     for name in ("winner_length", "reconstruction_error"):
         live, reference = (evaluated(prometheus, f"capserve_{prefix}{name}_bucket") for prefix in ("", "reference_"))
@@ -211,7 +211,7 @@ def test_drift_is_a_distance(prometheus: httpx.Client) -> None:
 
 
 @needs_prometheus
-def test_the_rules_do_what_their_tests_say() -> None:
+def test_the_rules_pass_promtools_tests_and_every_alert_has_one() -> None:
     done = subprocess.run(["promtool", "test", "rules", PROMETHEUS / "rules.test.yml"], capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     tested = (PROMETHEUS / "rules.test.yml").read_text()

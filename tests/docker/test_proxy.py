@@ -57,7 +57,7 @@ def _answers(port: int) -> bool:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+def lone_proxy(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
     with proxy(free_port(), tmp_path_factory.mktemp("nginx")) as port:
         yield port
 
@@ -87,15 +87,15 @@ HOST = "Host: capserve\r\n"
         (503, f"GET /models HTTP/1.1\r\n{HOST}\r\n"),
     ],
 )
-def test_what_it_refuses_itself_is_told_as_the_service_would(status: int, request_: str, alone: int) -> None:
-    found, headers, problem = asked(alone, request_)
+def test_the_proxys_own_refusals_look_like_the_services(status: int, request_: str, lone_proxy: int) -> None:
+    found, headers, problem = asked(lone_proxy, request_)
     assert (found, headers["content-type"]) == (status, MEDIA_TYPE)
     assert problem["status"] == status
     assert problem["detail"] == problem["error"]
     assert ("retry-after" in headers) == (status == 503)
 
 
-def test_a_body_that_finds_no_room_may_come_again(tmp_path: Path) -> None:
+def test_a_body_that_cannot_be_buffered_gets_503_with_retry_after(tmp_path: Path) -> None:
     with proxy(free_port(), tmp_path) as port:
         shutil.rmtree(tmp_path / "body")  # bodies have nowhere to wait, as on a full disk
         found, headers, problem = asked(port, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 90000\r\n\r\n{'a' * 90_000}")
@@ -103,26 +103,26 @@ def test_a_body_that_finds_no_room_may_come_again(tmp_path: Path) -> None:
     assert "no room" in str(problem["detail"])
 
 
-def test_one_address_has_twenty_large_bodies_under_way(alone: int) -> None:
+def test_one_address_may_send_at_most_twenty_large_bodies_at_once(lone_proxy: int) -> None:
     with contextlib.ExitStack() as held:
         for _ in range(20):
-            connection = held.enter_context(socket.create_connection(("127.0.0.1", alone)))
+            connection = held.enter_context(socket.create_connection(("127.0.0.1", lone_proxy)))
             connection.sendall(f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 200000\r\n\r\nbegun".encode())
-        until(lambda: asked(alone, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 200000\r\n\r\n")[0] == 429)
-        found, headers, problem = asked(alone, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 200000\r\n\r\n")
+        until(lambda: asked(lone_proxy, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 200000\r\n\r\n")[0] == 429)
+        found, headers, problem = asked(lone_proxy, f"POST /predict HTTP/1.1\r\n{HOST}Content-Length: 200000\r\n\r\n")
         assert (found, headers["retry-after"]) == (429, "1")
         assert problem["detail"] == problem["error"]
 
 
-def test_clients_of_the_open_inference_protocol_are_told_that_nobody_is_there(alone: int) -> None:
-    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{alone}")
+def test_a_triton_client_gets_a_readable_503_when_no_server_answers(lone_proxy: int) -> None:
+    client = tritonclient.http.InferenceServerClient(f"127.0.0.1:{lone_proxy}")
     images = tritonclient.http.InferInput("images", [1, 1, 28, 28], "FP32")
     images.set_data_from_numpy(np.zeros((1, 1, 28, 28), np.float32))
     with pytest.raises(InferenceServerException, match=r"^\[503\] no server answers; ask again"):
         client.infer("compact", [images])
 
 
-def test_what_is_asked_goes_through_it(tmp_path: Path) -> None:
+def test_requests_and_the_api_key_pass_through_the_proxy(tmp_path: Path) -> None:
     """Where the service asks for a key, the key goes through, too."""
     with (
         process(api_key="secret") as server,

@@ -75,14 +75,14 @@ def ended(rollout: subprocess.Popen[str]) -> tuple[int, str]:
     return rollout.returncode, told
 
 
-def test_new_replicas_take_the_place_of_the_old(host: Engine) -> None:
+def test_new_replicas_replace_the_old_ones(host: Engine) -> None:
     host.begin()
     status, told = ended(host.rollout(ROLLOUT_WAIT="60"))
     assert status == 0, told
     assert host.containers == NEW | OTHERS
 
 
-def test_where_none_runs_nothing_is_touched(host: Engine) -> None:
+def test_rollout_changes_nothing_when_no_replica_runs(host: Engine) -> None:
     """Containers that have ended still have the logs that say why."""
     host.file.write_text(json.dumps({"containers": {"ended": container(None, state="exited")}, "key": None, "health": "healthy"}))
     status, told = ended(host.rollout())
@@ -90,7 +90,7 @@ def test_where_none_runs_nothing_is_touched(host: Engine) -> None:
     assert host.containers == {"ended"}
 
 
-def test_new_ones_that_are_not_ready_go(host: Engine) -> None:
+def test_new_replicas_that_do_not_become_ready_are_removed(host: Engine) -> None:
     host.health = "starting"
     host.begin()
     status, told = ended(host.rollout())
@@ -100,7 +100,7 @@ def test_new_ones_that_are_not_ready_go(host: Engine) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_one_leaves_what_there_was(host: Engine, number: signal.Signals) -> None:
+def test_an_interrupted_rollout_keeps_the_old_replicas(host: Engine, number: signal.Signals) -> None:
     host.health = "starting"
     host.begin()
     rollout = host.rollout(ROLLOUT_WAIT="60")
@@ -112,7 +112,7 @@ def test_an_interrupted_one_leaves_what_there_was(host: Engine, number: signal.S
     assert host.running == OLD | {"check"}
 
 
-def test_one_that_has_begun_to_stop_the_old_is_not_interrupted(host: Engine) -> None:
+def test_a_rollout_that_is_stopping_old_replicas_ignores_sigterm(host: Engine) -> None:
     host.patience = 0.5
     host.begin()
     rollout = host.rollout(ROLLOUT_WAIT="60")
@@ -126,7 +126,7 @@ def test_one_that_has_begun_to_stop_the_old_is_not_interrupted(host: Engine) -> 
     assert host.containers == NEW | OTHERS
 
 
-def test_of_two_at_once_the_second_touches_nothing(host: Engine) -> None:
+def test_a_second_concurrent_rollout_exits_and_changes_nothing(host: Engine) -> None:
     host.health = "starting"
     host.begin()
     first = host.rollout(ROLLOUT_WAIT="60")
@@ -139,7 +139,7 @@ def test_of_two_at_once_the_second_touches_nothing(host: Engine) -> None:
     assert host.containers == OLD | OTHERS
 
 
-def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
+def test_rollout_refuses_to_drop_the_api_key_silently(host: Engine) -> None:
     host.begin(key="secret")
     status, told = ended(host.rollout())
     assert (status, ".env" in told) == (1, True), told
@@ -149,7 +149,7 @@ def test_a_key_is_not_lost_in_silence(host: Engine) -> None:
 
 
 @pytest.mark.parametrize(("before", "after"), [("secret", ""), (None, "secret")])
-def test_a_key_may_be_given_up_or_introduced(host: Engine, before: str | None, after: str) -> None:
+def test_the_api_key_may_be_removed_explicitly_or_introduced(host: Engine, before: str | None, after: str) -> None:
     host.key = after
     host.begin(key=before)
     status, told = ended(host.rollout(ROLLOUT_WAIT="60"))

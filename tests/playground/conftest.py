@@ -13,7 +13,7 @@ from playwright.sync_api import Browser, Page, Request, expect, sync_playwright
 from service import catalogue
 from service.engine import CapsNet
 from service.settings import Settings
-from tests.playground.hand import SEVEN, ask_for, draw
+from tests.playground.hand import SEVEN, draw, wait_for_verdict
 from tests.service.bundles import wide
 from tests.service.conftest import serving, settings
 
@@ -114,5 +114,5 @@ def page(open_page: OpenPage) -> Page:
 @pytest.fixture
 def with_seven(page: Page) -> Page:
     draw(page, SEVEN)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     return page

@@ -45,7 +45,7 @@ def draw(page: Page, strokes: Sequence[Stroke], lift: bool = True) -> None:
             page.mouse.up()
 
 
-def ask_for(page: Page, label: str, finally_: bool = True) -> None:
+def wait_for_verdict(page: Page, label: str, finally_: bool = True) -> None:
     """Waits until the page says that it sees this label and, unless told otherwise, awaits no further answer."""
     page.wait_for_function(
         """([label, last]) => document.querySelector("#verdict").textContent.includes(label)
@@ -60,7 +60,7 @@ def image(page: Page, canvas: str) -> str:
     return shown
 
 
-def changed(page: Page, canvas: str, before: str) -> str:
+def wait_for_change(page: Page, canvas: str, before: str) -> str:
     page.wait_for_function("([id, before]) => document.getElementById(id).toDataURL() !== before", arg=[canvas, before])
     return image(page, canvas)
 

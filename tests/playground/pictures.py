@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect, sync_playwright
 
 from service.settings import Settings
 from tests.playground.conftest import CHROMIUM, FLAGS, PHONE
-from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, WRITTEN_THREE, ask_for, draw
+from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, WRITTEN_THREE, draw, wait_for_verdict
 from tests.service.conftest import serving
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -23,11 +23,11 @@ LOOKS: dict[str, dict[str, object]] = {
 def play(page: Page) -> None:
     page.wait_for_selector("#examples button")
     draw(page, WRITTEN_SEVEN)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     page.click("#keep-from")
     page.click("#clear")
     draw(page, WRITTEN_THREE)
-    ask_for(page, "3")
+    wait_for_verdict(page, "3")
     page.click("#keep-to")
     expect(page.locator("#strip img")).to_be_visible()
     for dim, delta in ((1, 0.12), (9, -0.1)):
@@ -40,7 +40,7 @@ def play(page: Page) -> None:
 def draw_two(page: Page) -> None:
     page.wait_for_selector("#examples button")
     draw(page, THREE_AND_SEVEN)
-    ask_for(page, "one over the other")
+    wait_for_verdict(page, "one over the other")
     page.mouse.move(0, 0)
     page.wait_for_timeout(500)
 

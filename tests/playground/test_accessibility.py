@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 
 from service.engine import CapsNet
 from tests.playground.conftest import PHONE, OpenPage
-from tests.playground.hand import SEVEN, ask_for, draw
+from tests.playground.hand import SEVEN, draw, wait_for_verdict
 from tests.service.conftest import serving, settings
 
 IN_SIGHT = """() => {
@@ -31,11 +31,11 @@ LOOKS: dict[str, dict[str, object]] = {"light": {}, "dark, on a phone": {**PHONE
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_playground(open_page: OpenPage, look: str) -> None:
+def test_the_playground_has_no_serious_accessibility_violation(open_page: OpenPage, look: str) -> None:
     page = open_page(path="/?model=pair", **LOOKS[look])
     _assert_accessible(page)
     draw(page, SEVEN)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     page.click("#keep-from")
     page.click("#keep-to")
     expect(page.locator("#strip img")).to_be_visible()
@@ -50,11 +50,11 @@ def test_the_playground(open_page: OpenPage, look: str) -> None:
 
 
 @pytest.mark.parametrize("look", LOOKS)
-def test_the_reference(open_page: OpenPage, look: str) -> None:
+def test_the_reference_has_no_serious_accessibility_violation(open_page: OpenPage, look: str) -> None:
     _assert_accessible(open_page(path="/docs", wait=False, **LOOKS[look]))
 
 
-def test_what_has_the_focus_is_in_sight(open_page: OpenPage) -> None:
+def test_the_focused_slider_is_visible_in_small_windows(open_page: OpenPage) -> None:
     """Going backwards through the sliders, the focus is never under the picture of the pose, which stays at the top."""
     page = open_page(path="/?model=pair")
     page.click("#examples button:nth-child(2)")
@@ -73,22 +73,22 @@ def test_what_has_the_focus_is_in_sight(open_page: OpenPage) -> None:
         assert seen == dict.fromkeys(sliders, True), (width, height)
 
 
-HEARING = """addEventListener("DOMContentLoaded", () => {
+RECORD_ANNOUNCEMENTS = """addEventListener("DOMContentLoaded", () => {
     window.heard = [];
     const hear = () => heard.push(document.getElementById("announcement").textContent);
     new MutationObserver(hear).observe(document.getElementById("announcement"), { childList: true });
 });"""
 
 
-def test_what_comes_is_read_out_the_same_answer_to_another_picture_too(open_page: OpenPage) -> None:
-    page = open_page(script=HEARING)
+def test_every_result_is_announced_even_when_it_repeats_the_last(open_page: OpenPage) -> None:
+    page = open_page(script=RECORD_ANNOUNCEMENTS)
     two = "#examples button:nth-child(3)"
     page.click(two)
-    ask_for(page, "2")
+    wait_for_verdict(page, "2")
     verdict = page.inner_text("#verdict")
     page.click("#clear")
     page.click(two)
-    ask_for(page, "2")
+    wait_for_verdict(page, "2")
     page.click(two)  # the same once more, over the first
     page.wait_for_function("() => heard.length >= 4")
     page.click("#keep-from")
@@ -106,10 +106,10 @@ def test_what_comes_is_read_out_the_same_answer_to_another_picture_too(open_page
     assert heard[5] == "9 drawings from a 2 to a 2"
 
 
-def test_that_the_service_is_back_is_read_out(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
+def test_the_return_of_the_service_is_announced(open_page: OpenPage, nets: dict[str, CapsNet]) -> None:
     with serving(settings(model="tiny"), nets) as client:
         url = str(client.base_url)
-        page = open_page(at=url, script=HEARING)
+        page = open_page(at=url, script=RECORD_ANNOUNCEMENTS)
     page.evaluate("() => document.dispatchEvent(new Event('visibilitychange'))")
     expect(page.locator("#unreachable")).to_contain_text("does not answer")
     with serving(settings(model="tiny"), nets, port=int(url.rpartition(":")[2])):
@@ -119,7 +119,7 @@ def test_that_the_service_is_back_is_read_out(open_page: OpenPage, nets: dict[st
 
 
 @pytest.mark.parametrize("size", [(320, 256), (390, 844)], ids=["400 %", "a phone"])
-def test_a_notice_hides_nothing_that_has_the_focus(open_page: OpenPage, size: tuple[int, int]) -> None:
+def test_a_notice_never_covers_the_focused_element(open_page: OpenPage, size: tuple[int, int]) -> None:
     page = open_page(viewport={"width": size[0], "height": size[1]})
     page.set_input_files("#file", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no picture"})
     expect(page.locator("#refused")).to_be_visible()
@@ -144,7 +144,7 @@ def test_large_text_and_a_small_window_need_no_scrolling_sideways(open_page: Ope
     assert min(box["width"], box["height"]) >= 24
 
 
-def test_forced_colours_leave_drawings_their_ground(open_page: OpenPage) -> None:
+def test_forced_colours_do_not_make_the_drawings_background_white(open_page: OpenPage) -> None:
     page = open_page(forced_colors="active")
     page.click("#open-sweep")
     expect(page.locator("#sheet img")).to_be_visible()

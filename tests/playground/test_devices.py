@@ -8,10 +8,10 @@ from playwright.sync_api import Page, expect
 
 from service.engine import CapsNet
 from tests.playground.conftest import PHONE, OpenPage
-from tests.playground.hand import SEVEN, ask_for, changed, draw, image, said
+from tests.playground.hand import SEVEN, draw, image, said, wait_for_change, wait_for_verdict
 
 
-def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
+def test_the_whole_page_can_be_used_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.className") == "skip"
     entries = page.evaluate("history.length")
@@ -22,14 +22,14 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     page.wait_for_selector("#examples button")
     _tab_to(page, "[aria-label='Example 3']")
     page.keyboard.press("Enter")
-    ask_for(page, "3")
+    wait_for_verdict(page, "3")
     _tab_to(page, "#clear", "Shift+Tab")
     for heir in ("undo", "undo", "file"):  # a button that can do no more passes the focus on
         page.keyboard.press("Enter")
         assert page.evaluate("document.activeElement.id") == heir
     _tab_to(page, "[aria-label='Example 3']")
     page.keyboard.press("Enter")
-    ask_for(page, "3")
+    wait_for_verdict(page, "3")
     _tab_to(page, "#as-label")
     _tab_to(page, "#open-sweep")
     page.keyboard.press("Enter")
@@ -38,7 +38,7 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     _tab_to(page, "#dim-0")
     before = image(page, "turned")
     page.keyboard.press("Home")
-    changed(page, "turned", before)
+    wait_for_change(page, "turned", before)
     _tab_to(page, f"[aria-label='Reset {nets['tiny'].manifest.dimensions[0].name}']")
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.id") == "dim-0"
@@ -51,7 +51,7 @@ def test_all_of_it_by_keyboard(page: Page, nets: dict[str, CapsNet]) -> None:
     _tab_to(page, "#copy")
 
 
-def test_a_slate_that_fills_the_screen_can_be_left(open_page: OpenPage) -> None:
+def test_pinch_zoom_works_on_a_slate_that_fills_the_screen(open_page: OpenPage) -> None:
     """Otherwise somebody who has enlarged the page so far could only draw."""
     page = open_page(**PHONE)
     session = page.context.new_cdp_session(page)
@@ -63,7 +63,7 @@ def test_a_slate_that_fills_the_screen_can_be_left(open_page: OpenPage) -> None:
         assert page.evaluate(reacts) == expected
 
 
-def test_on_a_phone(open_page: OpenPage) -> None:
+def test_drawing_and_layout_work_on_a_phone(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
     box = page.locator("#drawing").bounding_box()
     assert box is not None
@@ -76,7 +76,7 @@ def test_on_a_phone(open_page: OpenPage) -> None:
         palm = {**palm, "x": palm["x"] + 50}
         touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [point, palm]})
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: 1 stroke"
     assert "7" in said(page, "#glance")
     assert page.evaluate("scrollY") == 0  # the finger drew and did not scroll
@@ -91,7 +91,7 @@ def test_on_a_phone(open_page: OpenPage) -> None:
     assert 0 <= turned["y"] < 200  # the picture stays in sight of the sliders
 
 
-def test_a_hand_that_rests_on_the_slate_is_no_stroke(open_page: OpenPage) -> None:
+def test_a_hand_resting_on_the_slate_draws_no_stroke(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
     box = page.locator("#drawing").bounding_box()
     assert box is not None
@@ -104,13 +104,13 @@ def test_a_hand_that_rests_on_the_slate_is_no_stroke(open_page: OpenPage) -> Non
     for point in points[1:]:
         touch.send("Input.dispatchTouchEvent", {"type": "touchMove", "touchPoints": [hand, point]})
     touch.send("Input.dispatchTouchEvent", {"type": "touchEnd", "touchPoints": []})
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: 1 stroke"
     page.click("#undo")
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: empty"
 
 
-def test_who_scrolls_past_a_slider_has_not_moved_it(open_page: OpenPage) -> None:
+def test_scrolling_past_a_slider_does_not_move_it(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
     touch = page.context.new_cdp_session(page)
 
@@ -136,11 +136,11 @@ def test_who_scrolls_past_a_slider_has_not_moved_it(open_page: OpenPage) -> None
     assert said(page, "#subject").endswith("moved.")
 
 
-def test_all_of_the_slate_and_of_the_model_switch_is_in_sight(open_page: OpenPage) -> None:
+def test_the_slate_and_the_model_switch_fit_on_small_screens(open_page: OpenPage) -> None:
     page = open_page(**PHONE)
     page.evaluate("() => document.querySelector('#model').append(new Option('a-network-with-a-name-that-no-telephone-can-show'))")
     draw(page, SEVEN)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     drawing = _levels(page)
     assert 10 < sum(drawing) < 300
     for width, height in ((390, 844), (320, 568), (844, 390), (667, 375)):
@@ -167,7 +167,7 @@ def _levels(page: Page) -> list[float]:
     return levels
 
 
-def test_text_grows_with_the_browsers_own_and_stays_in_its_card(with_seven: Page) -> None:
+def test_text_follows_the_browsers_font_size_and_stays_in_its_card(with_seven: Page) -> None:
     page = with_seven
     page.evaluate("() => (document.documentElement.style.fontSize = '24px')")
     assert page.locator("#reason").evaluate("text => getComputedStyle(text).fontSize") == "24px"

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from tests.playground.conftest import PHONE, OpenPage
-from tests.playground.hand import ONE, SEVEN, Stroke, ask_for, draw, image
+from tests.playground.hand import ONE, SEVEN, Stroke, draw, image, wait_for_verdict
 from tests.service.conftest import drawn, encoded
 
 
@@ -41,7 +41,7 @@ class Hand:
         return {"x": self.box["x"] + x * self.box["width"], "y": self.box["y"] + y * self.box["height"]}
 
 
-def on_the_slate(page: Page, what: str) -> None:
+def expect_on_the_slate(page: Page, what: str) -> None:
     expect(page.locator("#drawing")).to_have_attribute("aria-label", f"Your drawing: {what}")
 
 
@@ -71,15 +71,15 @@ def test_undo_and_clear(with_seven: Page) -> None:
     expect(page.locator("#invitation")).to_be_visible()
     page.click("#undo")  # clearing can be undone
     assert image(page, "drawing") == seven
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
 
 
-def test_undo_holds_a_few_pictures_and_no_more(page: Page, tmp_path: Path) -> None:
+def test_undo_remembers_at_most_five_pictures(page: Page, tmp_path: Path) -> None:
     for number in range(6):
         photo = tmp_path / f"{number}.png"
         photo.write_bytes(encoded(drawn("7")))
         page.set_input_files("#file", photo)
-        on_the_slate(page, f"the picture {number}.png")
+        expect_on_the_slate(page, f"the picture {number}.png")
         draw(page, ONE)
     undone = 0
     while page.locator("#undo").is_enabled():
@@ -88,55 +88,55 @@ def test_undo_holds_a_few_pictures_and_no_more(page: Page, tmp_path: Path) -> No
     assert undone == 10  # five pictures, and what was drawn after each
 
 
-def test_a_pen_takes_over_from_the_palm_that_came_before_it(tablet: Page) -> None:
+def test_a_pen_replaces_the_palms_stroke_and_touch_is_briefly_ignored(tablet: Page) -> None:
     hand = Hand(tablet)
     hand.touch("touchStart", (0.8, 0.9))
     hand.touch("touchMove", (0.85, 0.92))
-    on_the_slate(tablet, "1 stroke")
+    expect_on_the_slate(tablet, "1 stroke")
     hand.write([(0.5, 0.1), (0.5, 0.3), (0.5, 0.5), (0.5, 0.7), (0.5, 0.9)])
     hand.touch("touchEnd")
     hand.touch("touchStart", (0.2, 0.9))
     hand.touch("touchEnd")
-    ask_for(tablet, "1")
-    on_the_slate(tablet, "1 stroke")
+    wait_for_verdict(tablet, "1")
+    expect_on_the_slate(tablet, "1 stroke")
     tablet.wait_for_timeout(1100)
     hand.touch("touchStart", (0.5, 0.9))
     hand.touch("touchEnd")
-    on_the_slate(tablet, "2 strokes")
+    expect_on_the_slate(tablet, "2 strokes")
 
 
-def test_a_touch_that_the_system_takes_for_a_palm_leaves_nothing(tablet: Page) -> None:
+def test_a_cancelled_touch_leaves_no_stroke(tablet: Page) -> None:
     hand = Hand(tablet)
     hand.touch("touchStart", (0.8, 0.9))
     hand.touch("touchMove", (0.85, 0.92))
-    on_the_slate(tablet, "1 stroke")
+    expect_on_the_slate(tablet, "1 stroke")
     hand.touch("touchCancel")
-    on_the_slate(tablet, "empty")
+    expect_on_the_slate(tablet, "empty")
 
 
-def test_a_pen_takes_back_nothing_but_the_palms_stroke(tablet: Page) -> None:
+def test_a_pen_removes_only_the_palms_stroke(tablet: Page) -> None:
     hand = Hand(tablet)
     hand.touch("touchStart", (0.8, 0.9))
     tablet.get_by_role("button", name="Example 3").press("Enter")
-    on_the_slate(tablet, "example 3")
+    expect_on_the_slate(tablet, "example 3")
     hand.touch("touchMove", (0.85, 0.92))
     hand.write([(0.5, 0.1), (0.5, 0.3)])
-    on_the_slate(tablet, "example 3, 1 stroke")
+    expect_on_the_slate(tablet, "example 3, 1 stroke")
 
 
-def test_a_stroke_that_is_undone_while_it_is_drawn_ends_there(page: Page) -> None:
+def test_undo_ends_a_stroke_that_is_being_drawn(page: Page) -> None:
     draw(page, ONE)
     draw(page, SEVEN, lift=False)
-    on_the_slate(page, "2 strokes")
+    expect_on_the_slate(page, "2 strokes")
     page.keyboard.press("Control+z")
     page.mouse.move(200, 200, steps=4)
     page.mouse.up()
-    on_the_slate(page, "1 stroke")
+    expect_on_the_slate(page, "1 stroke")
     draw(page, SEVEN)
-    on_the_slate(page, "2 strokes")
+    expect_on_the_slate(page, "2 strokes")
 
 
-def test_a_stroke_that_is_taken_back_before_it_is_asked_about_leaves_nothing_to_wait_for(open_page: OpenPage) -> None:
+def test_undoing_a_stroke_before_it_is_sent_ends_the_busy_state(open_page: OpenPage) -> None:
     page = open_page(script="{ const later = setTimeout; setTimeout = (work, time) => later(work, time === 80 ? 60000 : time); }")
     draw(page, SEVEN, lift=False)
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "true")
@@ -144,51 +144,51 @@ def test_a_stroke_that_is_taken_back_before_it_is_asked_about_leaves_nothing_to_
     expect(page.locator("#answer")).to_have_attribute("aria-busy", "false")
 
 
-def test_another_digit_that_undo_brings_back_has_its_pose_untouched(page: Page) -> None:
+def test_undo_to_another_digit_resets_the_sliders(page: Page) -> None:
     for label in "38":
         page.get_by_role("button", name=f"Example {label}").click()
-        ask_for(page, label)
+        wait_for_verdict(page, label)
     page.locator("#sliders input").first.press("End")
     expect(page.locator("#reset")).to_be_enabled()
     page.keyboard.press("Control+z")
-    ask_for(page, "3")
+    wait_for_verdict(page, "3")
     expect(page.locator("#reset")).to_be_disabled()
 
 
-def test_of_three_digits_a_network_of_two_gets_the_last_two(open_page: OpenPage) -> None:
+def test_a_two_digit_model_keeps_the_last_two_of_three_digits(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     draw(page, SEVEN)
     page.get_by_role("button", name="Example 0").click()
-    on_the_slate(page, "example 0, 1 stroke")
+    expect_on_the_slate(page, "example 0, 1 stroke")
     page.get_by_role("button", name="Example 1").click()
-    on_the_slate(page, "example 0, example 1")
+    expect_on_the_slate(page, "example 0, example 1")
 
 
-def test_a_drawing_is_still_there_after_a_look_at_the_docs(with_seven: Page) -> None:
+def test_a_drawing_survives_a_visit_to_the_docs_and_a_reload(with_seven: Page) -> None:
     page = with_seven
     page.get_by_role("button", name="Example 0").click()
-    on_the_slate(page, "example 0")
+    expect_on_the_slate(page, "example 0")
     draw(page, SEVEN)
     before = image(page, "drawing")
     page.get_by_role("link", name="Docs").click()
     expect(page).to_have_url(re.compile("/docs$"))
     for there_again in (page.go_back, page.reload):
         there_again()
-        on_the_slate(page, "example 0, 1 stroke")
+        expect_on_the_slate(page, "example 0, 1 stroke")
         expect(page.locator("#verdict")).not_to_have_text("Nothing yet")
         assert image(page, "drawing") == before
 
 
-def test_a_drawing_is_kept_from_the_end_of_its_stroke(with_seven: Page) -> None:
+def test_a_drawing_is_saved_as_soon_as_its_stroke_ends(with_seven: Page) -> None:
     """A page that is reloaded or dropped for lack of memory has no time to keep it."""
     assert with_seven.evaluate("history.state.drawing.strokes.length") == 1
     with_seven.reload()
-    on_the_slate(with_seven, "1 stroke")
+    expect_on_the_slate(with_seven, "1 stroke")
 
 
-def test_of_a_drawing_on_a_picture_nothing_is_kept(page: Page, tmp_path: Path) -> None:
+def test_a_picture_is_not_kept_across_a_reload(page: Page, tmp_path: Path) -> None:
     (tmp_path / "seven.png").write_bytes(encoded(drawn("7")))
     page.set_input_files("#file", tmp_path / "seven.png")
-    on_the_slate(page, "the picture seven.png")
+    expect_on_the_slate(page, "the picture seven.png")
     page.reload()
-    on_the_slate(page, "empty")
+    expect_on_the_slate(page, "empty")

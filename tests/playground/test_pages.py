@@ -13,7 +13,7 @@ from service.routes import playground
 from tests.playground.conftest import OpenPage
 from tests.service.conftest import serving, settings
 
-LIGHTEST = 150_000  # bytes, all that the page loads
+MAX_PAGE_BYTES = 150_000  # bytes, all that the page loads
 
 
 @pytest.fixture
@@ -22,8 +22,8 @@ def client(server: str) -> Iterator[httpx.Client]:
         yield client
 
 
-def test_the_page_and_all_it_loads_are_light() -> None:
-    assert sum(len(file.content) for file in playground.FILES.values()) < LIGHTEST
+def test_the_page_with_all_its_files_is_small() -> None:
+    assert sum(len(file.content) for file in playground.FILES.values()) < MAX_PAGE_BYTES
     assert {"index.html", "style.css", "app.js", "icon.svg"} <= playground.FILES.keys()
 
 
@@ -58,25 +58,25 @@ def _policy(answer: httpx.Response) -> dict[str, set[str]]:
     return {name: set(sources) for name, *sources in directives}
 
 
-def test_no_other_page_may_read_what_is_answered(client: httpx.Client) -> None:
+def test_no_answer_allows_other_origins_to_read_it(client: httpx.Client) -> None:
     for path in ("/", "/models", "/reconstruct?label=7", "/nowhere"):
         headers = client.get(path, headers={"Origin": "https://elsewhere.example"}).headers
         assert not [name for name in headers if name.startswith("access-control-")], path
 
 
-def test_nothing_is_inline_and_nothing_comes_from_elsewhere(client: httpx.Client) -> None:
+def test_pages_have_no_inline_code_and_load_nothing_from_other_hosts(client: httpx.Client) -> None:
     for path in ("/", "/docs"):
         page = client.get(path).text
         assert not re.search(r"<style|\sstyle=|\son\w+=|<script(?![^>]* src=)", page)
         assert not re.search(r"(src|<link[^>]* href)=\"https?:", page)
 
 
-def test_there_is_no_more_than_the_files(client: httpx.Client) -> None:
+def test_paths_other_than_the_pages_files_are_not_found(client: httpx.Client) -> None:
     for path in ("/playground/", "/playground/nothing.js", "/playground/..%2fsettings.py", "/redoc"):
         assert client.get(path).status_code == 404
 
 
-def test_the_page_asks_for_the_key_and_so_needs_none_itself(nets: dict[str, CapsNet]) -> None:
+def test_the_page_and_its_files_need_no_key_but_other_paths_do(nets: dict[str, CapsNet]) -> None:
     with serving(settings(model="tiny", api_key="correct horse"), nets) as client:
         assert all(client.get(path).status_code == 200 for path in playground.PATHS)
         assert client.get("/playground/nothing.js").status_code == 401

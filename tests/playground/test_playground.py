@@ -19,14 +19,14 @@ from playwright.sync_api import Page, Route, expect
 from service.engine import CapsNet
 from service.manifest import REACH
 from tests.playground.conftest import OpenPage
-from tests.playground.hand import ONE, SEVEN, ask_for, changed, colours, draw, image, said
+from tests.playground.hand import ONE, SEVEN, colours, draw, image, said, wait_for_change, wait_for_verdict
 from tests.service.conftest import drawn, encoded, serving, settings
 
 SOON = 300  # milliseconds
 SLATE, CHALK = (17, 21, 28), (247, 244, 236)  # how pixels.js shows black and white
 
 
-def test_a_drawn_seven_is_seen_and_explained(with_seven: Page, server: str) -> None:
+def test_a_drawn_seven_is_recognised_and_explained(with_seven: Page, server: str) -> None:
     page = with_seven
     assert len(page.query_selector_all("#lengths li")) == 10
     figures = [float(each) for each in page.locator("#lengths .figure").all_inner_texts()]
@@ -39,7 +39,7 @@ def test_a_drawn_seven_is_seen_and_explained(with_seven: Page, server: str) -> N
     assert said(page, "#subject") == "This is your 7."
 
 
-def test_answers_come_while_the_pen_is_down_one_at_a_time(page: Page) -> None:
+def test_the_page_asks_while_the_pen_is_down_one_request_at_a_time(page: Page) -> None:
     flying, most = 0, 0
 
     def started(*_: object) -> None:
@@ -55,16 +55,16 @@ def test_answers_come_while_the_pen_is_down_one_at_a_time(page: Page) -> None:
     for end in ("requestfinished", "requestfailed"):
         page.on(end, lambda request: "/predict" in request.url and ended())
     draw(page, SEVEN, lift=False)
-    ask_for(page, "7", finally_=False)
+    wait_for_verdict(page, "7", finally_=False)
     page.mouse.up()
     for stroke in (ONE, SEVEN, ONE):
         page.click("#clear")
         draw(page, stroke)
-    ask_for(page, "1")
+    wait_for_verdict(page, "1")
     assert most == 1
 
 
-def test_between_two_questions_is_a_pause_unless_it_is_the_last(page: Page) -> None:
+def test_requests_are_spaced_apart_except_those_asked_for_now(page: Page) -> None:
     pauses, last = page.evaluate("""async () => {
         const { Latest } = await import("/playground/latest.js");
         const [latest, starts] = [new Latest(200), [performance.now()]];
@@ -83,7 +83,7 @@ def test_between_two_questions_is_a_pause_unless_it_is_the_last(page: Page) -> N
     assert last < 100
 
 
-def test_an_answer_that_nobody_waits_for_is_dropped(page: Page) -> None:
+def test_an_answer_to_a_cleared_drawing_is_dropped(page: Page) -> None:
     held: list[Route] = []
     over: list[str] = []
     page.route("**/predict?*", lambda route: held.append(route))
@@ -130,9 +130,9 @@ def _waits(page: Page) -> list[float]:
     return waits
 
 
-def test_an_example_is_a_click(page: Page) -> None:
+def test_a_clicked_example_is_drawn_and_can_be_drawn_on(page: Page) -> None:
     page.get_by_role("button", name="Example 3").click()
-    ask_for(page, "3")
+    wait_for_verdict(page, "3")
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: example 3"
     draw(page, [[(0.5, 0.2), (0.5, 0.3)]])  # and more can be drawn on it
     assert page.get_attribute("#drawing", "aria-label") == "Your drawing: example 3, 1 stroke"
@@ -145,14 +145,14 @@ def test_examples_of_other_classes_are_drawn_by_the_model(open_page: OpenPage) -
         page.reload()
     expect(page.get_by_role("button", name="Example sneaker").locator("span")).to_have_text("sneaker")
     page.get_by_role("button", name="Example sneaker").click()
-    ask_for(page, "This is sneaker")
+    wait_for_verdict(page, "This is sneaker")
     assert "Capsule sneaker is" in said(page, "#reason")
     page.click("#clear")
     assert said(page, "#reason") == "Draw one of its classes, or pick an example below the slate."
     expect(page.locator("#invitation")).to_have_text("Draw one of its classes")
 
 
-def test_dimensions_that_do_the_same_are_told_apart(page: Page) -> None:
+def test_dimensions_with_the_same_name_are_numbered(page: Page) -> None:
     page.select_option("#model", "words")
     expect(page.locator("#sliders label")).to_have_text(
         ["stroke thickness", "slant 1", "width", "slant 3", "position, left to right", "position, up to down"]
@@ -170,13 +170,13 @@ def test_sliders_turn_the_pose(with_seven: Page, nets: dict[str, CapsNet]) -> No
     with page.expect_request(lambda request: "dim=3&delta=0.01" in request.url):
         page.keyboard.press("ArrowRight")
     page.keyboard.press("End")
-    turned = changed(page, "turned", still)
+    turned = wait_for_change(page, "turned", still)
     assert said(page, ".slider:has(#dim-3) .figure") == f"+{REACH}"  # as far as sheets go, and as strengths are measured
     expect(page.locator("#command")).to_contain_text(f"delta={REACH}")
     page.get_by_role("slider", name=names[5], exact=True).fill("-0.2")
-    both = changed(page, "turned", turned)
+    both = wait_for_change(page, "turned", turned)
     page.get_by_role("button", name=f"Reset {names[3]}", exact=True).click()
-    changed(page, "turned", both)
+    wait_for_change(page, "turned", both)
     assert said(page, ".slider:has(#dim-3) .figure") == "0.00"
     assert page.get_attribute("#dim-3", "aria-valuetext") == "0.00"
     page.click("#reset")
@@ -190,15 +190,15 @@ def test_a_pose_is_drawn_as_another_digit(with_seven: Page) -> None:
     before = image(page, "turned")
     with page.expect_request(lambda request: "as_label=1" in request.url):
         page.select_option("#as-label", "1")
-    changed(page, "turned", before)
+    wait_for_change(page, "turned", before)
     assert said(page, "#subject") == "This is your 7, drawn as a 1."
 
 
-def test_before_anything_is_drawn_the_prototypes_can_be_turned(page: Page) -> None:
+def test_an_average_digit_can_be_chosen_before_anything_is_drawn(page: Page) -> None:
     assert "the model’s average 3" in said(page, "#subject")
     before = image(page, "turned")
     page.select_option("#as-label", "8")
-    changed(page, "turned", before)
+    wait_for_change(page, "turned", before)
 
 
 def test_dimensions_have_the_names_that_the_manifest_gives(open_page: OpenPage, server: str) -> None:
@@ -233,7 +233,7 @@ def test_the_sheet_opens_and_closes(with_seven: Page, nets: dict[str, CapsNet]) 
     assert page.evaluate("document.activeElement.id") == "open-sweep"
 
 
-def test_a_click_beside_the_sheet_closes_it_and_none_on_it_does(page: Page) -> None:
+def test_the_sheet_closes_on_a_click_beside_it_but_not_on_it(page: Page) -> None:
     page.click("#open-sweep")
     expect(page.locator("#sheet img")).to_be_visible()
     assert said(page, "#sweep-hint").endswith("; the others stay as they were before any slider was moved.")
@@ -250,14 +250,14 @@ def test_a_click_beside_the_sheet_closes_it_and_none_on_it_does(page: Page) -> N
     expect(page.locator("#sweep")).to_be_hidden()
 
 
-def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
+def test_two_kept_digits_are_morphed_in_the_chosen_number_of_steps(with_seven: Page) -> None:
     page = with_seven
     page.click("#keep-from")
     assert "Now draw another" in said(page, "#strip")
     page.click("#clear")
     assert page.locator("#keep-to").is_disabled()
     draw(page, ONE)
-    ask_for(page, "1")
+    wait_for_verdict(page, "1")
     page.click("#keep-to")
     strip = page.locator("#strip img")
     expect(strip).to_have_attribute("alt", "9 drawings from a 7 to a 1")
@@ -268,7 +268,7 @@ def test_from_one_drawn_digit_to_another(with_seven: Page) -> None:
         assert strip.evaluate("image => image.naturalWidth") == drawings * 112
 
 
-def test_why_something_is_no_digit_is_said(page: Page) -> None:
+def test_the_page_says_why_something_is_not_a_digit(page: Page) -> None:
     reasons = [
         (0.87, 0.1, ", its capsule 0.87 long; but what the network believes is not what it saw"),
         (0.2, 0.1, ", but its capsule is only 0.20 long"),
@@ -283,12 +283,12 @@ def test_why_something_is_no_digit_is_said(page: Page) -> None:
     for length, others, why in reasons:
         page.route("**/predict?*", partial(judged, length, others))
         draw(page, SEVEN)
-        ask_for(page, "Not a digit")
+        wait_for_verdict(page, "Not a digit")
         assert said(page, "#reason") == f"Nearest is a 7{why}. It reads one digit at a time."
         page.click("#clear")
 
 
-def test_steps_that_there_cannot_be_are_not_asked_for(with_seven: Page) -> None:
+def test_invalid_numbers_of_morph_steps_are_not_requested(with_seven: Page) -> None:
     page, asked, held = with_seven, [], []
     page.on("request", lambda request: "/morph?" in request.url and asked.append(request.url))
     page.click("#keep-from")
@@ -317,7 +317,7 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     page.click("#keep-from")
     with page.expect_request("**/predict?model=pair*"):
         page.select_option("#model", "pair")
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     expect(page.locator("#from")).to_have_attribute("aria-label", "No start yet")  # the one kept was the other model's
     assert said(page, "#strip").startswith("Draw one and keep it as the start")
     page.reload()
@@ -329,7 +329,7 @@ def test_another_model_answers_about_the_same_drawing(with_seven: Page) -> None:
     assert "two" not in said(page, "#reason")
 
 
-def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPage) -> None:
+def test_two_overlapping_digits_are_shown_in_two_colours(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     expect(page.locator("#model")).to_have_value("pair")
     expect(page.locator("#invitation")).to_have_text("Draw two different digits, one over the other")
@@ -347,10 +347,10 @@ def test_two_digits_over_each_other_come_apart_in_two_colours(open_page: OpenPag
     page.wait_for_timeout(150)
     before = image(page, "turned")
     page.locator("#objects input").nth(1).check()
-    changed(page, "turned", before)
+    wait_for_change(page, "turned", before)
 
 
-def test_pictures_in_colour_are_shown_so(page: Page) -> None:
+def test_colour_pictures_are_shown_in_colour(page: Page) -> None:
     blue, yellow = (encoded(Image.new("RGB", (28, 28), colour)) for colour in ("blue", "yellow"))
     seen, believed = (f"data:image/png;base64,{base64.b64encode(picture).decode()}" for picture in (blue, yellow))
 
@@ -363,16 +363,17 @@ def test_pictures_in_colour_are_shown_so(page: Page) -> None:
     page.route("**/predict?*", coloured)
     page.route("**/reconstruct?*", lambda route: route.fulfill(body=yellow, content_type="image/png"))
     draw(page, SEVEN)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     page.click("#keep-from")
     page.locator("#dim-0").press("ArrowRight")
     expect(page.locator("#subject")).to_have_text("This is your 7, moved.")
-    shows(page, [SLATE[0], SLATE[1], CHALK[2]], "seen")
-    shows(page, [164, 195, 175], "difference")  # one channel of three is missing and two are added, a third of a colour each
-    shows(page, [CHALK[0], CHALK[1], SLATE[2]], "believed", "turned", "from")
+    wait_for_colour(page, [SLATE[0], SLATE[1], CHALK[2]], "seen")
+    # One channel of three is missing and two are added, a third of a colour each.
+    wait_for_colour(page, [164, 195, 175], "difference")
+    wait_for_colour(page, [CHALK[0], CHALK[1], SLATE[2]], "believed", "turned", "from")
 
 
-def shows(page: Page, colour: list[int], *canvases: str) -> None:
+def wait_for_colour(page: Page, colour: list[int], *canvases: str) -> None:
     """Waits until the middle of each canvas has this colour."""
     page.wait_for_function(
         """([canvases, colour]) => canvases.every((id) => {
@@ -383,7 +384,7 @@ def shows(page: Page, colour: list[int], *canvases: str) -> None:
     )
 
 
-def test_two_digits_beside_each_other_have_a_slate_as_wide_as_the_pictures_learned(open_page: OpenPage) -> None:
+def test_a_side_by_side_model_gets_a_slate_as_wide_as_its_pictures(open_page: OpenPage) -> None:
     page = open_page(path="/?model=beside")
     expect(page.locator("#invitation")).to_have_text("Draw two different digits, side by side")
     assert proportion(page) == pytest.approx(2, abs=0.02)
@@ -416,11 +417,11 @@ def halves_with_ink(page: Page) -> tuple[tuple[int, int], list[bool]]:
     return picture.size, [bool(half.any()) for half in (ink[:, :middle], ink[:, middle:])]
 
 
-def test_the_other_of_two_digits_is_offered_as_seen(open_page: OpenPage) -> None:
+def test_the_second_digit_can_be_chosen_and_stays_chosen(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     for label in "07":
         page.get_by_role("button", name=f"Example {label}").click()
-    ask_for(page, " and ")
+    wait_for_verdict(page, " and ")
     other = page.locator("#objects label").nth(1)
     other.locator("input").check()
     label = other.inner_text()
@@ -428,16 +429,16 @@ def test_the_other_of_two_digits_is_offered_as_seen(open_page: OpenPage) -> None
     radio = other.locator("input").element_handle()
     with page.expect_response("**/predict?*"):
         draw(page, [[(0.5, 0.5), (0.52, 0.5)]])
-    ask_for(page, " and ")
+    wait_for_verdict(page, " and ")
     assert page.locator("#objects label").nth(1).inner_text() == label
     assert radio.evaluate("radio => radio.isConnected && radio.checked")  # and keeps the focus if it had it
 
 
-def test_the_digit_that_was_chosen_stays_so_when_another_becomes_the_longer(open_page: OpenPage) -> None:
+def test_the_chosen_digit_stays_chosen_when_the_order_changes(open_page: OpenPage) -> None:
     page = open_page(path="/?model=pair")
     for label in "07":
         page.get_by_role("button", name=f"Example {label}").click()
-    ask_for(page, " and ")
+    wait_for_verdict(page, " and ")
     chosen = page.locator("#objects label").nth(1)
     chosen.locator("input").check()
     label = chosen.inner_text()
@@ -456,7 +457,7 @@ def test_the_digit_that_was_chosen_stays_so_when_another_becomes_the_longer(open
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
-def test_the_command_does_what_was_just_done(with_seven: Page, tmp_path: Path) -> None:
+def test_the_shown_command_repeats_the_last_action(with_seven: Page, tmp_path: Path) -> None:
     page = with_seven
     page.wait_for_timeout(100)
     answer = json.loads(_run(said(page, "#command"), tmp_path))
@@ -472,15 +473,15 @@ def test_the_command_does_what_was_just_done(with_seven: Page, tmp_path: Path) -
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="needs the program `curl`")
-def test_the_command_names_any_file(page: Page, tmp_path: Path) -> None:
+def test_the_shown_command_quotes_any_file_name(page: Page, tmp_path: Path) -> None:
     photo = tmp_path / "a 'seven', \"mine\"; back\\slash.png"
     photo.write_bytes(encoded(drawn("7")))
     page.set_input_files("#file", photo)
-    ask_for(page, "7")
+    wait_for_verdict(page, "7")
     assert json.loads(_run(said(page, "#command"), tmp_path))["label"] == "7"
 
 
-def test_what_the_browser_kept_took_the_service_no_time(page: Page) -> None:
+def test_answers_from_the_browsers_cache_show_no_service_time(page: Page) -> None:
     told = """async (milliseconds) => {
         const { showCommand } = await import("/playground/command.js");
         showCommand({ command: "curl", note: "", milliseconds, stages: { total: 5, reconstruct: 4 } });
@@ -494,7 +495,7 @@ def _run(command: str, folder: Path) -> str:
     return subprocess.run(["bash", "-c", command], cwd=folder, capture_output=True, text=True, timeout=20, check=True).stdout
 
 
-def test_for_what_a_model_is_sent_as_it_is_the_page_asks_for_light_on_dark(server: str, open_page: OpenPage) -> None:
+def test_the_page_asks_for_light_on_dark_if_pictures_are_only_scaled(server: str, open_page: OpenPage) -> None:
     """Ink is not looked for in its pictures, so it would not know a photo of dark ink."""
     page = open_page(path="/?model=beside")
     expect(page.locator("#draw-hint")).to_contain_text("light on dark")

@@ -11,7 +11,7 @@ from playwright.sync_api import Page, expect
 
 from service.settings import Settings
 from tests.playground.conftest import PHONE, OpenPage
-from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, ask_for, colours, draw
+from tests.playground.hand import THREE_AND_SEVEN, WRITTEN_SEVEN, colours, draw, wait_for_verdict
 from tests.service.conftest import serving
 
 MODELS = Path(__file__).parents[2] / "models"
@@ -23,23 +23,23 @@ def shipped() -> Iterator[str]:
         yield str(client.base_url)
 
 
-def test_a_drawn_digit_is_named(open_page: OpenPage, shipped: str) -> None:
+def test_a_drawn_digit_is_recognised(open_page: OpenPage, shipped: str) -> None:
     page = open_page(at=shipped)
     draw(page, WRITTEN_SEVEN)
-    ask_for(page, "This is a 7")
+    wait_for_verdict(page, "This is a 7")
 
 
-def test_the_sheets_names_stand_at_their_rows(open_page: OpenPage, shipped: str) -> None:
+def test_dimension_names_line_up_with_the_rows_of_the_sheet(open_page: OpenPage, shipped: str) -> None:
     page = open_page(at=shipped, **PHONE)
     for width in (320, 360, 390, 700, 1280):
         page.set_viewport_size({"width": width, "height": 700})
         page.click("#open-sweep")
         expect(page.locator("#sheet img")).to_be_visible()
-        _assert_names_stand_at_their_rows(page)
+        _assert_names_line_up_with_rows(page)
         page.keyboard.press("Escape")
 
 
-def _assert_names_stand_at_their_rows(page: Page) -> None:
+def _assert_names_line_up_with_rows(page: Page) -> None:
     sheet = page.locator("#sheet img").bounding_box()
     assert sheet is not None
     names = page.locator("#sheet li").evaluate_all("""names => names.map((name) => {
@@ -57,7 +57,7 @@ def _assert_names_stand_at_their_rows(page: Page) -> None:
     assert page.locator("#sweep").evaluate("sweep => sweep.scrollWidth === sweep.clientWidth")
 
 
-def test_two_drawn_digits_come_apart(open_page: OpenPage, shipped: str) -> None:
+def test_two_overlapping_digits_are_told_apart(open_page: OpenPage, shipped: str) -> None:
     page = open_page(at=shipped, path="/?model=overlap")
     draw(page, THREE_AND_SEVEN)
     expect(page.locator("#verdict")).to_have_text(re.compile("A (3 and a 7|7 and a 3), one over the other"))

@@ -25,14 +25,14 @@ def test_augmentation_keeps_shape_and_range_and_repeats_from_its_seed(name: str)
     assert torch.equal(first, again)
 
 
-def test_shift_moves_by_whole_pixels_up_to_two_each_way_and_reaches_all(dots: Tensor) -> None:
+def test_shift_reaches_every_whole_pixel_offset_up_to_its_limit(dots: Tensor) -> None:
     shifted = AUGMENTATIONS["shift"](dots, torch.Generator().manual_seed(0))
     assert (shifted.sum(dim=(1, 2, 3)) == 1).all()
     places = {tuple(place.tolist()) for place in (shifted[:, 0] == 1).nonzero()[:, 1:] - 14}
     assert places == {(y, x) for y in range(-SHIFT, SHIFT + 1) for x in range(-SHIFT, SHIFT + 1)}
 
 
-def test_what_leaves_the_frame_is_lost_not_wrapped() -> None:
+def test_pixels_shifted_out_of_the_frame_are_lost_not_wrapped() -> None:
     images = torch.zeros(50, 1, 8, 8)
     images[:, :, 0, :] = 1.0
     shifted = moved(images, 2, torch.Generator().manual_seed(0))
@@ -57,7 +57,7 @@ def bars(count: int) -> Tensor:
 
 @pytest.mark.parametrize("pad", [(42, 42, 0, 0), (0, 0, 42, 42)], ids=["wide", "tall"])
 @pytest.mark.parametrize("name", ["affine", "strong"])
-def test_a_digit_in_a_picture_that_is_not_square_is_turned_like_one_in_a_square(name: str, pad: tuple[int, ...]) -> None:
+def test_a_digit_is_augmented_alike_in_square_and_oblong_pictures(name: str, pad: tuple[int, ...]) -> None:
     square, longer = (
         AUGMENTATIONS[name](images, torch.Generator().manual_seed(0)) for images in (bars(20), F.pad(bars(20), pad))
     )
@@ -71,13 +71,13 @@ def test_affine_differs_between_pictures_of_a_batch(name: str) -> None:
     assert not any(torch.allclose(changed[0], other) for other in changed[1:])
 
 
-def test_strong_slants_half_again_as_far() -> None:
+def test_strong_slants_one_and_a_half_times_as_far_as_affine() -> None:
     affine, strong = (slant(AUGMENTATIONS[name](bars(2000), torch.Generator().manual_seed(0))) for name in ("affine", "strong"))
     assert float(strong.std() / affine.std()) == pytest.approx(1.5, abs=0.15)
 
 
 @pytest.mark.parametrize(("name", "turn", "scale", "shear"), [("affine", 12, 0.12, 0.15), ("strong", 18, 0.18, 0.25)])
-def test_affine_reaches_its_limits_in_each_of_its_ways(name: str, turn: float, scale: float, shear: float) -> None:
+def test_affine_reaches_the_limits_of_every_transformation(name: str, turn: float, scale: float, shear: float) -> None:
     """The value of each pixel is its position, so the middle of an augmented picture tells what was sampled there."""
     at = torch.arange(41.0).expand(41, 41) / 40
     made = (AUGMENTATIONS[name](ramp.expand(2000, 1, 41, 41), torch.Generator().manual_seed(0)) for ramp in (at, at.T))
@@ -96,13 +96,13 @@ def test_affine_reaches_its_limits_in_each_of_its_ways(name: str, turn: float, s
     assert torch.corrcoef(torch.stack(list(found.values()))).fill_diagonal_(0).abs().max() < 0.1  # all independent
 
 
-def test_shifts_are_of_two_pixels_as_the_papers() -> None:
+def test_shifts_are_of_up_to_two_pixels_as_in_the_paper() -> None:
     dot = torch.zeros(500, 1, 28, 28)
     dot[:, :, 14, 14] = 1.0
     places = AUGMENTATIONS["shift"](dot, torch.Generator().manual_seed(0)).flatten(1).argmax(dim=1)
     assert {int(place) // 28 - 14 for place in places} == {int(place) % 28 - 14 for place in places} == {-2, -1, 0, 1, 2}
 
 
-def test_what_comes_in_from_outside_is_black() -> None:
+def test_pixels_from_outside_the_frame_are_black() -> None:
     made = AUGMENTATIONS["affine"](torch.ones(50, 1, 28, 28), torch.Generator().manual_seed(0))
     assert (made.amin(dim=(1, 2, 3)) < 0.5).float().mean() > 0.5

@@ -31,7 +31,7 @@ def test_batch_statistics_are_averaged_and_counters_copied() -> None:
     assert int(weights["encoder.stem.1.num_batches_tracked"]) == 5
 
 
-def test_the_average_is_a_copy_that_learns_nothing() -> None:
+def test_the_average_is_a_copy_that_needs_no_gradient() -> None:
     network = filled(1.0)
     average = Average(network, decay=0.9)
     assert not any(parameter.requires_grad for parameter in average.network.parameters())

@@ -57,7 +57,7 @@ def test_a_capsule_takes_neighbouring_channels() -> None:
     assert layer(channels)[0, 3].tolist() == [24.0, 25.0, 26.0, 27.0, 28.0, 29.0, 30.0, 31.0]
 
 
-def test_without_a_convolution_capsules_are_as_many_as_the_stem_has_channels_for() -> None:
+def test_without_a_convolution_the_stems_channels_become_capsules() -> None:
     layer = PrimaryCapsules(128, Primary(kinds=16, size=8), "paper")
     assert layer(torch.zeros(2, 128, 3, 3)).shape == (2, 3 * 3 * 16, 8)
 
@@ -70,13 +70,13 @@ def test_without_a_convolution_capsules_are_as_many_as_the_stem_has_channels_for
         (Primary(kinds=24, size=8, kernel=9, depthwise=True), "192 to be a multiple of the stem's 128"),
     ],
 )
-def test_capsules_that_the_stem_has_no_channels_for_are_refused(primary: Primary, message: str) -> None:
+def test_capsules_that_do_not_fit_the_stems_channels_are_rejected(primary: Primary, message: str) -> None:
     with pytest.raises(SettingError, match=message):
         PrimaryCapsules(128, primary, "paper")
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_votes_are_each_inputs_own_transformation(shared: bool) -> None:
+def test_votes_are_inputs_times_their_transformation_matrices(shared: bool) -> None:
     layer = class_capsules(shared=shared)
     capsules = torch.randn(3, 20, 8)
     transforms = layer.transforms.reshape(*layer.transforms.shape[:-1], 10, 16)
@@ -84,7 +84,7 @@ def test_votes_are_each_inputs_own_transformation(shared: bool) -> None:
     torch.testing.assert_close(layer.votes(capsules), torch.einsum(equation, capsules, transforms))
 
 
-def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
+def test_a_small_transform_scale_starts_capsules_at_medium_lengths() -> None:
     """With 1,152 votes at Glorot's scale, noise alone makes capsules of length 1."""
     torch.manual_seed(0)
     capsules = nn.functional.normalize(torch.randn(4, 1152, 8), dim=2)
@@ -93,7 +93,7 @@ def test_many_votes_begin_neither_sure_nor_silent_if_each_is_small() -> None:
     assert 0.1 < undecided < 0.6
 
 
-def test_nothing_expands_the_votes_by_their_inputs() -> None:
+def test_no_tensor_of_a_step_is_larger_than_the_votes() -> None:
     """No tensor of a training step is larger than the votes themselves, (batch, out, in, pose)."""
     layer, batch = class_capsules(inputs=64), 16  # more pictures than values in a capsule, else the weights are larger
 
@@ -123,7 +123,7 @@ def test_unknown_names_list_the_valid_ones() -> None:
         Squash("flat")
 
 
-def test_transformations_begin_by_glorots_rule() -> None:
+def test_transformations_are_initialised_by_glorots_rule() -> None:
     torch.manual_seed(0)
     network = PRESETS["paper"].network
     assert isinstance(network, CapsuleNet)

@@ -19,7 +19,7 @@ def state(step: int = 5) -> Checkpoint:
     return Checkpoint(PRESETS["tiny"], ("a", "b"), "digest", "a machine", step=step, network=network.state_dict())
 
 
-def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
+def test_a_checkpoint_is_loaded_as_it_was_saved(tmp_path: Path) -> None:
     saved = state()
     checkpoint.save(saved, tmp_path)
     loaded = checkpoint.load(tmp_path)
@@ -28,7 +28,7 @@ def test_a_checkpoint_comes_back_whole(tmp_path: Path) -> None:
     assert all(torch.equal(loaded.network[key], value) for key, value in saved.network.items())
 
 
-def test_a_checkpoint_of_another_captrain_is_named(tmp_path: Path) -> None:
+def test_a_checkpoint_with_an_unknown_setting_is_rejected(tmp_path: Path) -> None:
     """A field that this version lacks cannot be kept, so the run would go on as a different one."""
     checkpoint.save(state(), tmp_path)
     values = torch.load(tmp_path / checkpoint.FILE)
@@ -38,7 +38,7 @@ def test_a_checkpoint_of_another_captrain_is_named(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
 
 
-def test_a_full_disk_leaves_the_old_checkpoint(tmp_path: Path) -> None:
+def test_a_full_disk_keeps_the_old_checkpoint(tmp_path: Path) -> None:
     """A real failing write: the process may write no file over 4 kB, less than a checkpoint takes."""
     checkpoint.save(state(step=5), tmp_path)
     program = f"""
@@ -60,20 +60,20 @@ except CheckpointError as error:
 
 
 @pytest.mark.parametrize("content", [b"", b"not a checkpoint", b"PK\x03\x04broken"])
-def test_a_damaged_checkpoint_is_named(tmp_path: Path, content: bytes) -> None:
+def test_a_damaged_checkpoint_is_rejected(tmp_path: Path, content: bytes) -> None:
     (tmp_path / checkpoint.FILE).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"checkpoint\.pt: not a checkpoint of this program, or damaged"):
         checkpoint.load(tmp_path)
 
 
-def test_weights_of_another_network_are_named(tmp_path: Path) -> None:
+def test_weights_that_do_not_fit_the_network_are_rejected(tmp_path: Path) -> None:
     saved = state()
     saved.network.popitem()
     with pytest.raises(CheckpointError, match="the checkpoint's weights are not this network's, or another version wrote them"):
         saved.restored()
 
 
-def test_the_averaged_weights_are_the_ones_to_use() -> None:
+def test_restoring_uses_the_averaged_weights() -> None:
     saved = state()
     saved.average = {key: value + 1 for key, value in saved.network.items()}
     for key, value in saved.restored().state_dict().items():
@@ -85,7 +85,7 @@ def test_a_missing_checkpoint_says_what_was_expected(tmp_path: Path) -> None:
         checkpoint.load(tmp_path)
 
 
-def test_a_checkpoint_that_carries_code_is_not_run(tmp_path: Path) -> None:
+def test_code_in_a_checkpoint_is_never_executed(tmp_path: Path) -> None:
     class Code:
         def __reduce__(self) -> tuple[object, ...]:
             return os.mkdir, (str(tmp_path / "was run"),)
@@ -96,13 +96,13 @@ def test_a_checkpoint_that_carries_code_is_not_run(tmp_path: Path) -> None:
     assert not (tmp_path / "was run").exists()
 
 
-def test_where_there_was_none_before_none_is_said_to_be_whole(tmp_path: Path) -> None:
+def test_a_failed_first_write_mentions_no_earlier_checkpoint(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError) as found:
         checkpoint.write_atomically(tmp_path / "none" / "x", b"")
     assert "whole" not in str(found.value)
 
 
-def test_a_run_whose_processes_nobody_noted_goes_on_with_any(data: DataSet, tmp_path: Path) -> None:
+def test_a_run_without_a_recorded_process_count_resumes_with_any(data: DataSet, tmp_path: Path) -> None:
     config = PRESETS["tiny"]
     checkpoint.save(Checkpoint(config, data.classes, data.digest, optimizers={"adam": {"x": 1}}), tmp_path)
     assert checkpoint.resumable(tmp_path, config, data, processes=2).processes == 2

@@ -68,7 +68,7 @@ def run(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return made_once("tiny", make, tmp_path_factory)
 
 
-def test_one_of_many_processes_ends_as_one_alone_does() -> None:
+def test_only_processes_of_a_group_skip_the_interpreters_shutdown() -> None:
     """It ends with os._exit: threads that outlive their group, as gloo's do, would abort an interpreter that shuts down."""
     marked = "import atexit, training.__main__ as captrain; atexit.register(print, 'taken apart');"
     refused = f"{marked} import sys; sys.modules['torch'] = None; raise SystemExit(captrain.main(['evaluate', 'x']))"
@@ -94,7 +94,7 @@ def test_one_of_many_processes_ends_as_one_alone_does() -> None:
     assert "ZeroDivisionError" in done.stderr
 
 
-def test_threads_that_wait_for_each_other_leave_the_processor_to_others(tmp_path: Path) -> None:
+def test_waiting_openmp_threads_do_not_spin(tmp_path: Path) -> None:
     """OpenMP itself prints its settings when torch loads it."""
     environment = {key: value for key, value in os.environ.items() if key != "OMP_WAIT_POLICY"} | {"OMP_DISPLAY_ENV": "verbose"}
     command = [sys.executable, "-m", "training", "evaluate", str(tmp_path)]
@@ -111,7 +111,7 @@ def test_the_help_names_every_preset_and_routing() -> None:
             assert name in shown
 
 
-def test_a_run_goes_on_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
+def test_a_run_resumes_only_with_the_settings_it_was_started_with(folder: Path, tmp_path: Path) -> None:
     out = tmp_path / "tiny"
     assert called("train", "--preset", "tiny", "--data", folder, "--out", out, *FLAGS).returncode == 0
     other = called("train", "--preset", "paper", "--data", folder, "--out", out, "--resume")
@@ -126,14 +126,14 @@ def test_a_run_goes_on_as_it_was_begun(folder: Path, tmp_path: Path) -> None:
     assert len(after.history) == 2 * len(before.history)
 
 
-def test_a_run_is_of_some_preset(tmp_path: Path) -> None:
+def test_a_new_run_requires_a_preset(tmp_path: Path) -> None:
     done = called("train", "--out", tmp_path / "none")
     assert done.returncode == 2
     assert "expected --preset with one of paper, compact" in done.stderr
 
 
 @pytest.mark.parametrize("flag", ["augment", "loss", "schedule", "pairs", "precision", "routing"])
-def test_a_name_that_means_nothing_is_told_before_pictures_are_looked_for(flag: str, tmp_path: Path) -> None:
+def test_an_unknown_name_is_rejected_before_pictures_are_looked_for(flag: str, tmp_path: Path) -> None:
     done = called("train", "--preset", "tiny", f"--{flag}", "afine", "--data", tmp_path / "nowhere", "--out", tmp_path / "run")
     assert done.returncode == 2
     assert "unknown" in done.stderr
@@ -146,7 +146,7 @@ def test_a_finished_run_says_so_when_it_is_resumed(run: Path, folder: Path) -> N
     assert "is already at epoch 2 of 2: evaluate or export it" in done.stdout
 
 
-def test_a_missing_package_is_an_instruction(run: Path, folder: Path) -> None:
+def test_a_missing_package_is_reported_with_how_to_install_it(run: Path, folder: Path) -> None:
     """They are missing one after the other, in the order in which they are imported, so that one process is enough."""
     packages = ["torch", "onnx", "onnxruntime", "tqdm"]
     program = (
@@ -161,7 +161,7 @@ def test_a_missing_package_is_an_instruction(run: Path, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["evaluate", "export", "figures"])
-def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path, tmp_path: Path) -> None:
+def test_pictures_of_another_size_than_the_runs_are_rejected(verb: str, run: Path, tmp_path: Path) -> None:
     other = drawn.write(tmp_path / "small", side=20)
     target = {"evaluate": [], "export": ["--bundle", tmp_path / "x"], "figures": ["--out", tmp_path / "y"]}[verb]
     done = called(verb, run, *target, "--data", other)
@@ -170,7 +170,7 @@ def test_other_pictures_than_it_was_trained_on_are_refused(verb: str, run: Path,
     assert "Traceback" not in done.stderr
 
 
-def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run: Path, tmp_path: Path) -> None:
+def test_export_rejects_other_pictures_of_the_same_size(run: Path, tmp_path: Path) -> None:
     done = called("export", run, "--bundle", tmp_path / "x", "--data", drawn.write(tmp_path / "others", seed=5))
     assert done.returncode == 2
     assert "expected the training pictures that were learned (sha256" in done.stderr
@@ -178,7 +178,7 @@ def test_a_bundle_is_measured_on_its_own_pictures_and_no_others_of_that_size(run
     assert not (tmp_path / "x").exists()
 
 
-def test_an_export_that_is_told_to_stop_leaves_nothing_behind(run: Path, folder: Path, tmp_path: Path) -> None:
+def test_an_export_stopped_by_sigterm_leaves_nothing_behind(run: Path, folder: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "training", "export", str(run), "--bundle", str(tmp_path / "x"), "--data", str(folder)]
     with subprocess.Popen(command) as export:
         until(lambda: list(tmp_path.glob(".export-*/x/*")), seconds=180, pause=0.01)  # its first graph is there
@@ -198,7 +198,7 @@ def made(run: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return shutil.copytree(shared, tmp_path_factory.mktemp("models") / "shapes")  # tests record results in this copy
 
 
-def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> None:
+def test_evaluate_measures_a_run_in_torch_and_in_onnx_runtime(run: Path, folder: Path) -> None:
     done = captrain("evaluate", run, "--data", folder)
     assert done.returncode == 0, done.stderr
     errors = [line for line in done.stdout.splitlines() if line.startswith("error")]
@@ -207,14 +207,14 @@ def test_evaluate_counts_a_run_on_torch_and_on_onnx(run: Path, folder: Path) -> 
     assert f"(fp32) on the 60 test pictures in {folder}" in done.stdout
 
 
-def test_it_ends_without_a_word_when_nobody_reads_on(made: Path, folder: Path) -> None:
+def test_evaluate_exits_quietly_when_the_reader_closes_the_pipe(made: Path, folder: Path) -> None:
     command = f"{sys.executable} -m training evaluate {made} --data {folder} | true; exit ${{PIPESTATUS[0]}}"
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
     ended = subprocess.run(["bash", "-c", command], env=environment, capture_output=True, text=True)
     assert (ended.returncode, ended.stderr) == (128 + signal.SIGPIPE, "")
 
 
-def test_evaluate_records_test_figures_in_a_bundle_alone_on_request(made: Path, folder: Path) -> None:
+def test_evaluate_records_test_figures_in_a_bundle_only_on_request(made: Path, folder: Path) -> None:
     before = json.loads((made / "manifest.json").read_text())
     assert called("evaluate", made, "--data", folder).returncode == 0
     assert json.loads((made / "manifest.json").read_text()) == before
@@ -238,7 +238,7 @@ def test_evaluate_records_runs_of_other_seeds_beside_the_bundle(made: Path, fold
     assert json.loads((made / "manifest.json").read_text())["metrics"]["other_seeds"] == [seed]  # kept
 
 
-def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_evaluate_accepts_any_files_of_the_same_classes_unless_recording(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A known set's own files must have its checksums; to measure, any other files of the same classes will do."""
     bundle = ROOT / "tests/bundles/tiny"
     digits = tmp_path / "digits"
@@ -259,7 +259,7 @@ def test_a_networks_own_digits_need_not_be_its_data_sets_files(tmp_path: Path, m
     assert "expected pictures of the classes 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, found nought, one" in done.stderr
 
 
-def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(made: Path, tmp_path: Path) -> None:
+def test_evaluate_measures_other_pictures_but_refuses_to_record_them(made: Path, tmp_path: Path) -> None:
     before = (made / "manifest.json").read_bytes()
     others = drawn.write(tmp_path / "others", seed=5)
     told = called("evaluate", made, "--data", others).stdout
@@ -271,13 +271,13 @@ def test_evaluate_measures_on_other_pictures_too_and_records_nothing_of_them(mad
     assert (made / "manifest.json").read_bytes() == before
 
 
-def test_evaluate_says_where_pictures_are_dark_on_light(made: Path, tmp_path: Path) -> None:
+def test_evaluate_warns_about_dark_on_light_pictures(made: Path, tmp_path: Path) -> None:
     """/predict inverts such pictures, but evaluate does not: all would be wrong without a warning."""
     told = called("evaluate", made, "--data", drawn.write(tmp_path, dark=True)).stdout
     assert f"the pictures in {tmp_path} look dark on light and are used as they are" in told
 
 
-def test_a_bundle_exported_again_keeps_what_cannot_be_had_again(run: Path, folder: Path, made: Path, tmp_path: Path) -> None:
+def test_exporting_again_keeps_the_results_of_other_seeds(run: Path, folder: Path, made: Path, tmp_path: Path) -> None:
     copy = tmp_path / made.name
     shutil.copytree(made, copy)
     rate = {"errors": 3, "count": 60, "percent": 5.0, "low": 1.7, "high": 13.7}
@@ -322,7 +322,7 @@ def test_evaluate_records_no_seeds_beside_a_bundle_of_an_unfinished_run(folder: 
         (["--seed", "8"], "only in their seed, found other training pictures"),
     ],
 )
-def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
+def test_evaluate_rejects_runs_that_do_not_differ_only_in_their_seed(
     made: Path, folder: Path, tmp_path: Path, flags: list[str], message: str
 ) -> None:
     before = (made / "manifest.json").read_bytes()
@@ -334,7 +334,7 @@ def test_evaluate_records_nothing_of_runs_that_are_no_other_seeds(
     assert (made / "manifest.json").read_bytes() == before
 
 
-def test_seeds_may_be_recorded_where_all_are_at_their_end_or_the_bundle_is_alone() -> None:
+def test_seeds_are_recorded_only_if_all_runs_ended_or_a_bundle_is_alone() -> None:
     tiny, made = PRESETS["tiny"], bundle.read(ROOT / "tests/bundles/tiny")
 
     def subject(seed: int, epochs: int, digest: str | None, made: Bundle | None = None) -> Subject:
@@ -347,7 +347,7 @@ def test_seeds_may_be_recorded_where_all_are_at_their_end_or_the_bundle_is_alone
         seeds_of_one_bundle([subject(0, 2, "x", made), subject(7, 1, "x")])
 
 
-def test_what_learned_pairs_is_measured_on_pairs(data: DataSet) -> None:
+def test_a_network_trained_on_pairs_is_evaluated_on_pairs(data: DataSet) -> None:
     class Blank:
         def classify(self, images: Tensor) -> Encoding:
             assert images.shape[1:] == (1, 36, 36)
@@ -362,7 +362,7 @@ def test_what_learned_pairs_is_measured_on_pairs(data: DataSet) -> None:
     assert (name, evaluation.count) == ("blank", 60)
 
 
-def test_a_bundle_whose_graphs_are_of_another_shape_is_not_measured(tmp_path: Path) -> None:
+def test_a_bundle_whose_graphs_contradict_its_image_shape_is_rejected(tmp_path: Path) -> None:
     folder = shutil.copytree(ROOT / "tests/bundles/tiny", tmp_path / "tiny")
     manifest = json.loads((folder / "manifest.json").read_text()) | {"image_shape": [1, 28, 29]}
     (folder / "manifest.json").write_text(json.dumps(manifest))
@@ -370,7 +370,7 @@ def test_a_bundle_whose_graphs_are_of_another_shape_is_not_measured(tmp_path: Pa
         subject.models  # noqa: B018
 
 
-def test_figures_are_pictures_and_redrawn_ones_are_of_others_than_the_data_sets(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_figures_writes_pictures_and_redrawn_ones_differ(made: Path, folder: Path, tmp_path: Path) -> None:
     """The curves, which show no picture, are the same to the byte, so the others differ in what they show."""
     drawn: list[dict[str, bytes]] = []
     for out, by, flags in ((tmp_path / "plain", captrain, []), (tmp_path / "redrawn", called, ["--redrawn"])):
@@ -412,7 +412,7 @@ def _with_defaults(arguments: list[str], folder: Path) -> list[str]:
         (["export", "nowhere", "--bundle", "x"], "no checkpoint there"),
     ],
 )
-def test_mistakes_are_a_line_that_says_what_to_do(
+def test_mistakes_are_reported_with_a_message_and_no_traceback(
     arguments: list[str], message: str, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -422,7 +422,7 @@ def test_mistakes_are_a_line_that_says_what_to_do(
     assert "Traceback" not in done.stderr
 
 
-def test_a_damaged_bundle_is_named(made: Path, folder: Path, tmp_path: Path) -> None:
+def test_evaluate_rejects_a_damaged_bundle(made: Path, folder: Path, tmp_path: Path) -> None:
     copy = tmp_path / "shapes"
     copy.mkdir()
     for path in made.iterdir():

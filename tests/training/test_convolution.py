@@ -32,18 +32,20 @@ def both(
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
 @pytest.mark.parametrize(("size", "kernel", "stride"), SHAPES)
-def test_convolves_as_torch_does_with_its_gradients(size: int, kernel: int, stride: int, memory: torch.memory_format) -> None:
+def test_spectral_convolution_and_its_gradients_match_torch(
+    size: int, kernel: int, stride: int, memory: torch.memory_format
+) -> None:
     for expected, found in zip(*both(size, kernel, stride, memory), strict=True):
         torch.testing.assert_close(found, expected, atol=1e-5 * expected.abs().max().item(), rtol=0)
 
 
 @pytest.mark.parametrize(("size", "kernel", "stride"), SHAPES)
-def test_in_bfloat16_numbers_and_gradients_are_off_by_a_fiftieth_of_all_at_most(size: int, kernel: int, stride: int) -> None:
+def test_in_bfloat16_results_and_gradients_are_within_two_percent(size: int, kernel: int, stride: int) -> None:
     for expected, found in zip(*both(size, kernel, stride, torch.channels_last, torch.bfloat16), strict=True):
         assert (found.float() - expected).norm() < 0.02 * expected.norm()
 
 
-def test_gradients_lie_in_memory_as_the_pictures_do() -> None:
+def test_gradients_have_the_memory_format_of_the_pictures() -> None:
     """Otherwise the ReLU before it would read them out of order."""
     images = torch.rand(2, 16, 20, 20).to(memory_format=torch.channels_last).requires_grad_()
     spectral.convolve(images, torch.rand(8, 16, 9, 9), 2).sum().backward()
@@ -51,7 +53,7 @@ def test_gradients_lie_in_memory_as_the_pictures_do() -> None:
     assert images.grad.is_contiguous(memory_format=torch.channels_last)
 
 
-def test_spectra_multiply_at_a_fifth_of_the_places_for_paper() -> None:
+def test_spectra_need_a_fifth_of_the_multiplications_for_paper() -> None:
     reads, weighs, writes = spectral.points(10, 5)
     assert (reads.shape, weighs.shape, writes.shape) == ((148, 100), (148, 25), (36, 148))
     assert 4 * len(reads) < 36 * 81 / 4.9
@@ -71,7 +73,7 @@ def used(monkeypatch: pytest.MonkeyPatch) -> list[torch.dtype]:
     return used
 
 
-def test_what_is_trained_on_a_cpu_is_convolved_by_spectra_in_its_precision_and_all_else_directly(used: list[torch.dtype]) -> None:
+def test_only_training_in_float32_or_bfloat16_uses_spectra(used: list[torch.dtype]) -> None:
     layer, images = LargeConv2d(2, 3, 9, 2), torch.rand(1, 2, 20, 20)
     trained = layer(images)
     assert used == [torch.float32]
@@ -87,7 +89,7 @@ def test_what_is_trained_on_a_cpu_is_convolved_by_spectra_in_its_precision_and_a
     assert len(used) == 2
 
 
-def test_bfloat16_learns_what_float32_does(used: list[torch.dtype]) -> None:
+def test_gradients_in_bfloat16_are_close_to_those_in_float32(used: list[torch.dtype]) -> None:
     """The gradients of pictures, kernels and bias."""
     torch.manual_seed(0)
     layer, images = LargeConv2d(4, 8, 9, 2), torch.rand(16, 4, 20, 20)
@@ -106,7 +108,7 @@ def test_bfloat16_learns_what_float32_does(used: list[torch.dtype]) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(("height", "width"), [(20, 48), (16, 16), (42, 42)])
-def test_pictures_that_are_not_square_too_small_or_too_large_for_spectra(
+def test_pictures_unsuited_to_spectra_are_convolved_directly(
     height: int, width: int, dtype: torch.dtype, used: list[torch.dtype]
 ) -> None:
     layer, images = LargeConv2d(2, 3, 9, 2).to(dtype), torch.rand(1, 2, height, width, dtype=dtype)
@@ -115,14 +117,14 @@ def test_pictures_that_are_not_square_too_small_or_too_large_for_spectra(
 
 
 @pytest.mark.parametrize(("name", "pays"), [("paper", True), ("compact", False), ("compact16", False)])
-def test_of_large_kernels_those_that_see_all_channels_pay(name: str, pays: bool, used: list[torch.dtype]) -> None:
+def test_only_large_kernels_over_all_channels_use_spectra(name: str, pays: bool, used: list[torch.dtype]) -> None:
     """`compact16` has 9x9 kernels too, but for one channel each."""
     network = Network(PRESETS[name].network)
     network(torch.rand(2, *PRESETS[name].network.image_shape), torch.tensor([[0], [1]]))
     assert bool(used) == pays
 
 
-def test_its_weights_are_those_of_any_convolution() -> None:
+def test_weights_have_the_names_and_shapes_of_a_plain_convolution() -> None:
     layer = PrimaryCapsules(16, Primary(kinds=2, size=8, kernel=9, stride=2), "paper")
     assert {name: tuple(value.shape) for name, value in layer.state_dict().items()} == {
         "convolution.weight": (16, 16, 9, 9),

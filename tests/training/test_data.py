@@ -134,7 +134,7 @@ def test_one_class_is_not_enough(copy: Path) -> None:
         load("folder", copy)
 
 
-def test_plain_files_of_a_set_that_is_known_packed_are_refused(copy: Path) -> None:
+def test_unpacked_files_are_rejected_if_only_packed_sums_are_known(copy: Path) -> None:
     for name in FILES:
         packed = copy / f"{name}.gz"
         (copy / name).write_bytes(gzip.decompress(packed.read_bytes()))
@@ -163,9 +163,7 @@ def test_an_altered_known_set_is_refused(copy: Path) -> None:
         load("mnist", copy)
 
 
-def test_files_of_another_known_set_are_named_and_its_own_subfolder_comes_first(
-    copy: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_another_known_sets_files_are_named_and_a_subfolder_comes_first(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
     monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=("0",) * 4))
     monkeypatch.setenv("CAPSERVE_DATA", str(copy))
@@ -195,9 +193,7 @@ def test_an_unknown_set_lists_the_known_ones() -> None:
         load("cifar")
 
 
-def test_the_environment_says_where_and_a_subfolder_may_hold_the_set(
-    copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_is_found_in_capserve_data_or_its_subfolder(copy: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSERVE_DATA", str(tmp_path))
     assert reader.find("folder", None) == tmp_path
     (tmp_path / "fashion").mkdir()
@@ -206,7 +202,7 @@ def test_the_environment_says_where_and_a_subfolder_may_hold_the_set(
     assert reader.find("fashion", None) == tmp_path / "fashion"
 
 
-def test_folder_must_be_told_where(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_data_set_folder_requires_a_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CAPSERVE_DATA", raising=False)
     with pytest.raises(DataError, match="pass --data DIR"):
         load("folder")
@@ -237,23 +233,23 @@ def test_a_download_with_another_checksum_is_not_kept(
 
 
 @pytest.mark.parametrize("held_out", [0, 400, 1_000])
-def test_validation_leaves_something_to_learn(data: DataSet, held_out: int) -> None:
+def test_split_rejects_sizes_that_leave_a_part_empty(data: DataSet, held_out: int) -> None:
     with pytest.raises(DataError, match=rf"between 1 and 399 of the 400 training pictures .*, got {held_out}"):
         data.split(held_out)
 
 
-def test_a_class_without_pictures_is_told(data: DataSet) -> None:
+def test_split_rejects_a_class_without_pictures(data: DataSet) -> None:
     with pytest.raises(DataError, match=r"class 'none' has no training picture: give it at least two, one to learn from"):
         replace(data, classes=(*data.classes, "none")).split(40)
 
 
-def test_a_class_of_one_picture_is_told(data: DataSet) -> None:
+def test_split_rejects_a_class_of_one_picture(data: DataSet) -> None:
     one = torch.cat([(data.train.labels != 1).nonzero()[:, 0], (data.train.labels == 1).nonzero()[:1, 0]])
     with pytest.raises(DataError, match=r"class '1' has 1 training picture: give it at least two, .* that is held out, or"):
         replace(data, train=data.train[one]).split(40)
 
 
-def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: DataSet) -> None:
+def test_split_rejects_a_validation_part_that_lacks_a_class(data: DataSet) -> None:
     with pytest.raises(
         DataError,
         match=r"class '0' is in none of the last 5 training pictures.*--validation, or shuffle idx files that are sorted",
@@ -261,7 +257,7 @@ def test_a_class_that_is_not_held_out_is_told_before_anything_is_trained(data: D
         data.split(5)
 
 
-def test_files_sorted_by_class_are_told_however_many_are_held_out(data: DataSet) -> None:
+def test_split_rejects_a_training_part_that_lacks_a_class(data: DataSet) -> None:
     """All classes are among the last 370 of 400, and the first 30 are all of one."""
     ordered = replace(data, train=data.train[data.train.labels.argsort(stable=True)])
     with pytest.raises(
@@ -271,7 +267,7 @@ def test_files_sorted_by_class_are_told_however_many_are_held_out(data: DataSet)
         ordered.split(370)
 
 
-def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet, boxed: DataSet) -> None:
+def test_boxed_ink_is_distinguished_from_pictures_that_fill_the_frame(data: DataSet, boxed: DataSet) -> None:
     assert boxed.boxed
     assert not data.boxed  # letters of many sizes
     few = boxed.train.images.clone()
@@ -286,11 +282,11 @@ def test_ink_in_a_box_is_told_from_pictures_that_fill_their_frame(data: DataSet,
     assert not replace(data, train=replace(data.train, images=torch.zeros_like(few))).boxed
 
 
-def test_mnist_is_in_its_box(mnist: DataSet) -> None:
+def test_mnist_counts_as_boxed(mnist: DataSet) -> None:
     assert mnist.boxed
 
 
-def test_another_sets_files_in_the_environments_folder_do_not_keep_one_from_its_own(
+def test_another_sets_files_in_capserve_data_do_not_hide_the_cache(
     copy: Path, mirror: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All sets use the same file names, and $CAPSERVE_DATA may hold one of them."""
@@ -304,30 +300,30 @@ def test_another_sets_files_in_the_environments_folder_do_not_keep_one_from_its_
     assert reader.find("folder", None) == copy
 
 
-def test_a_folder_s_own_files_may_be_a_known_sets(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_accepts_a_known_sets_files_but_another_set_does_not(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
     assert load("folder", copy, any_files=True).digest == load("folder", copy).digest
     with pytest.raises(DataError, match="found another known data set"):
         load("mnist", copy, any_files=True)
 
 
-def test_other_labels_are_another_data_set(data: DataSet) -> None:
+def test_changed_labels_change_the_digest(data: DataSet) -> None:
     """A run cannot be resumed after labels were corrected."""
     labels = data.train.labels.clone()
     labels[0] = (labels[0] + 1) % 10
     assert replace(data, train=Digits(data.train.images, labels)).digest != data.digest
 
 
-def test_a_bundle_that_does_not_know_its_pictures_takes_any(data: DataSet) -> None:
+def test_a_bundle_without_a_digest_accepts_any_pictures(data: DataSet) -> None:
     data.expect(None)
 
 
-def test_a_sample_is_from_everywhere() -> None:
+def test_a_sample_is_spread_over_the_whole_set() -> None:
     """Files may be sorted by class."""
     assert Digits(torch.zeros(100, 1, 1, 1), torch.arange(100)).sample(3).labels.tolist() == [0, 49, 99]
 
 
-def test_a_few_dark_pictures_make_no_dark_ones_of_the_others(data: DataSet) -> None:
+def test_most_pictures_decide_whether_a_grey_set_is_dark_on_light(data: DataSet) -> None:
     images = torch.zeros(10, 1, 4, 4, dtype=torch.uint8)
     images[:6] = 140
     assert replace(data, train=Digits(images, torch.arange(10))).dark_on_light
@@ -335,26 +331,24 @@ def test_a_few_dark_pictures_make_no_dark_ones_of_the_others(data: DataSet) -> N
     assert not replace(data, train=Digits(in_colour, torch.arange(10))).dark_on_light
 
 
-def test_pictures_in_colour_are_no_ink_in_a_box(boxed: DataSet) -> None:
+def test_colour_pictures_are_never_boxed(boxed: DataSet) -> None:
     assert boxed.boxed
     assert not replace(boxed, train=Digits(boxed.train.images.expand(-1, 3, -1, -1), boxed.train.labels)).boxed
 
 
-def test_an_idx_file_with_bytes_too_many_is_told() -> None:
+def test_an_idx_file_with_extra_bytes_is_rejected() -> None:
     content = bytes([0, 0, 8, 1, 0, 0, 0, 2]) + b"\1\2\3"
     with pytest.raises(DataError, match=r"header promises 2 bytes .*found 3"):
         reader.read_idx(content, IDX_LABELS, Path("labels"))
 
 
-def test_files_of_a_known_sets_classes_may_have_names_of_their_own(tmp_path: Path) -> None:
+def test_classes_txt_overrides_the_class_names_of_a_known_set(tmp_path: Path) -> None:
     folder = drawn.write(tmp_path, train=40, test=20)
     (folder / "classes.txt").write_text("\n".join("abcdefghij"))
     assert load("mnist", folder, any_files=True).classes == tuple("abcdefghij")
 
 
-def test_a_mirror_that_breaks_off_is_passed_over_and_what_is_there_not_asked_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_mirror_is_skipped_and_present_files_are_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def fetch(url: str) -> bytes:
@@ -373,7 +367,7 @@ def test_a_mirror_that_breaks_off_is_passed_over_and_what_is_there_not_asked_for
     assert asked == [f"second/{FILES[0]}.gz"]
 
 
-def test_a_download_that_ends_on_a_full_disk_leaves_no_file_of_that_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_download_cut_short_by_a_full_disk_leaves_no_finished_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def write(path: Path, content: bytes) -> int:
         with path.open("wb") as file:
             file.write(content[:3])
@@ -387,7 +381,7 @@ def test_a_download_that_ends_on_a_full_disk_leaves_no_file_of_that_name(tmp_pat
     assert not (tmp_path / f"{FILES[0]}.gz").exists()
 
 
-def test_a_cache_that_is_whole_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_complete_cache_is_not_downloaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """There may be no network."""
     monkeypatch.delenv("CAPSERVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
@@ -399,7 +393,7 @@ def test_a_cache_that_is_whole_is_not_downloaded_again(tmp_path: Path, monkeypat
     assert sources.find("mnist", None) == cache
 
 
-def test_an_environment_that_names_no_folder_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_capserve_data_that_is_not_a_folder_is_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CAPSERVE_DATA", str(tmp_path / "nowhere"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(sources, "_fetch", lambda url: pytest.fail("downloads"))

@@ -36,7 +36,7 @@ def test_freed_tensors_are_used_again_without_new_pages() -> None:
     assert faults("keep_memory()") <= faults("") / 4
 
 
-def test_memory_that_does_not_suffice_is_told_with_what_to_do() -> None:
+def test_running_out_of_memory_suggests_a_smaller_batch() -> None:
     with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size") as told:
         with devices.enough_memory(128):
             torch.empty(1 << 60, dtype=torch.uint8)
@@ -56,7 +56,7 @@ def test_more_processes_than_gpus_are_refused(monkeypatch: pytest.MonkeyPatch) -
             pass
 
 
-def test_how_many_train_together_is_a_number_if_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_size_must_be_a_number_if_it_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "")
     assert (torchrun.several(), torchrun.world()) == (False, 1)
     monkeypatch.setenv("WORLD_SIZE", "two")
@@ -65,7 +65,7 @@ def test_how_many_train_together_is_a_number_if_it_is_said(monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("threads", "processes", "said"), [(1, 1, "1 of 2 cores"), (1, 2, "2 cores"), (2, 1, "2 cores")])
-def test_cores_that_were_left_to_others_are_told(
+def test_hardware_names_the_number_of_cores_used(
     threads: int, processes: int, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
@@ -73,7 +73,7 @@ def test_cores_that_were_left_to_others_are_told(
     assert devices.hardware(torch.device("cpu"), processes).endswith(f", {said}")
 
 
-def test_a_gpu_that_is_full_is_told_too() -> None:
+def test_running_out_of_gpu_memory_suggests_a_smaller_batch() -> None:
     with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size"):
         with devices.enough_memory(128):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
@@ -90,7 +90,7 @@ def test_each_process_has_a_gpu_of_its_own(monkeypatch: pytest.MonkeyPatch) -> N
         assert chosen == [place.device] == [torch.device("cuda", 1)]
 
 
-def test_a_process_that_finds_no_others_says_what_starts_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_world_size_without_torchrun_is_rejected_with_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as in a Slurm job
     monkeypatch.delenv("MASTER_ADDR", raising=False)
     with (
@@ -100,17 +100,17 @@ def test_a_process_that_finds_no_others_says_what_starts_them(monkeypatch: pytes
         pass
 
 
-def test_as_many_gpus_as_trained_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hardware_names_the_number_of_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda _: "NVIDIA H200")
     told = [devices.hardware(torch.device("cuda", 0), processes) for processes in (1, 8)]
     assert told == ["NVIDIA H200", "8 x NVIDIA H200"]
 
 
-def test_what_it_was_trained_with_is_told() -> None:
+def test_software_names_the_versions_of_captrain_and_torch() -> None:
     assert devices.software() == f"captrain {version('capserve')}, torch {torch.__version__}"
 
 
 @pytest.mark.parametrize(("native", "chosen"), [(True, "bf16"), (False, "fp32")])
-def test_auto_is_bf16_where_it_is_multiplied_natively(native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_auto_precision_is_bf16_only_where_it_is_native(native: bool, chosen: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "_multiplies_bf16", lambda _: native)
     assert devices.precision("auto", torch.device("cpu")) == chosen

@@ -43,7 +43,7 @@ def network(config: CapsuleNet) -> Network:
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("sees_class", [True, False])
 @pytest.mark.parametrize("hidden", [(), (10,)])
-def test_turned_axes_change_no_answer(shared: bool, sees_class: bool, hidden: tuple[int, ...]) -> None:
+def test_rotating_the_axes_changes_no_length_or_drawing(shared: bool, sees_class: bool, hidden: tuple[int, ...]) -> None:
     assert isinstance(TINY, CapsuleNet)
     before = network(replace(TINY, share_transforms=shared, decoder=Decoder(hidden, sees_class)))
     generator = torch.Generator().manual_seed(1)
@@ -59,7 +59,7 @@ def test_turned_axes_change_no_answer(shared: bool, sees_class: bool, hidden: tu
     torch.testing.assert_close(mine, after.decoder(theirs.capsules[rows, labels], labels))
 
 
-def test_a_plain_network_has_nothing_to_turn() -> None:
+def test_a_plain_network_has_no_axes_to_rotate() -> None:
     torch.manual_seed(0)
     plain = Network(PRESETS["pooled"].network)
     found = Poses(torch.rand(20, 1), torch.arange(20) % 10)
@@ -107,7 +107,7 @@ def test_an_axis_is_for_the_same_measure_in_every_class() -> None:
     torch.testing.assert_close(of_stiff @ of_stiff.T, torch.eye(6), atol=1e-5, rtol=0)
 
 
-def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
+def test_only_dimensions_with_a_clear_effect_are_named() -> None:
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
     named = dimensions(model, found)
@@ -119,7 +119,7 @@ def test_a_dimension_is_named_for_what_it_does_and_only_then() -> None:
     assert {each.name for each in named} <= {"", *MEASURES}
 
 
-def test_a_dimension_that_does_two_things_alike_has_the_name_of_neither() -> None:
+def test_a_dimension_with_two_equal_effects_has_no_name() -> None:
     model, found = bars()
     model.right = torch.eye(6)[2]
     assert dimensions(model, found)[2].name == "position, left to right"
@@ -129,7 +129,7 @@ def test_a_dimension_that_does_two_things_alike_has_the_name_of_neither() -> Non
 
 
 @pytest.mark.parametrize("spread", [0.0, 1e-7, 1e-5, 1e-3])
-def test_where_drawings_of_a_class_hardly_differ_nothing_is_told_in_their_deviations(spread: float) -> None:
+def test_no_dimension_is_named_where_drawings_of_a_class_hardly_differ(spread: float) -> None:
     """With one picture of each class held out, or a network that draws each class as one picture, export once went wrong."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
@@ -141,7 +141,7 @@ def test_where_drawings_of_a_class_hardly_differ_nothing_is_told_in_their_deviat
     assert all(weights.isfinite().all() for weights in turned.parameters())
 
 
-def test_what_is_told_in_deviations_that_nobody_sees_has_no_name() -> None:
+def test_an_effect_too_small_to_see_gives_no_name() -> None:
     """Drawings of a class differ in slant by 0.003 pixels a row, which nobody sees, so a hundred times as much tells nothing."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
@@ -160,7 +160,7 @@ def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> Non
     assert plainest(model, Poses(leaning, found.labels), named) == 73
 
 
-def test_a_dimension_that_moves_some_drawings_one_way_and_some_the_other_has_no_name() -> None:
+def test_a_dimension_with_opposite_effects_has_no_name() -> None:
     effect = torch.zeros(100, len(MEASURES))
     effect[:, 0] = 3.0
     assert _named(effect).name == "stroke thickness"
@@ -168,7 +168,7 @@ def test_a_dimension_that_moves_some_drawings_one_way_and_some_the_other_has_no_
     assert _named(effect).name == ""
 
 
-def test_the_strength_is_of_the_whole_reach() -> None:
+def test_strength_is_measured_over_the_whole_reach() -> None:
     class Bump(Bars):
         def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
             x = torch.arange(60.0)
@@ -179,5 +179,5 @@ def test_the_strength_is_of_the_whole_reach() -> None:
     assert found[0].strength == pytest.approx(2 * REACH, rel=0.01)
 
 
-def test_of_a_class_that_nobody_has_seen_all_poses_tell() -> None:
+def test_a_class_without_poses_uses_the_poses_of_all_classes() -> None:
     assert len(Poses(torch.rand(4, 2), torch.zeros(4)).of(3).poses) == 4

@@ -41,7 +41,7 @@ def test_each_epoch_has_a_row_of_its_own(data: DataSet, tmp_path: Path, monkeypa
     assert sum(row["seconds"] for row in done.history) == pytest.approx(done.seconds)
 
 
-def test_every_epoch_and_every_step_draws_anew(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_epoch_and_step_uses_new_random_numbers(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     augmented, dropped, orders = [], [], []
 
     def note(images: Tensor, generator: torch.Generator) -> Tensor:
@@ -73,7 +73,9 @@ def test_the_checkpoint_is_written_before_its_history(data: DataSet, tmp_path: P
     assert checkpoint.load(tmp_path).step == 4
 
 
-def test_a_disk_too_full_for_tensorboard_ends_no_run(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_when_tensorboard_finds_the_disk_full(
+    data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
@@ -81,12 +83,12 @@ def test_a_disk_too_full_for_tensorboard_ends_no_run(data: DataSet, tmp_path: Pa
     assert len(trained(data, tmp_path).history) == 2
 
 
-def test_a_run_by_muon_that_diverged_is_told_of_its_rate() -> None:
+def test_the_divergence_error_names_every_rate_in_use() -> None:
     settings = SimpleNamespace(transform_rate=2, muon=0.02)
     run: Any = SimpleNamespace(out=Path("/none"), checkpoint=SimpleNamespace(step=1), settings=settings)
     with pytest.raises(DivergedError, match="--learning-rate or --transform-rate or --muon"):
         train.Run._diverged(run, "x")
 
 
-def test_a_machine_whose_name_ends_as_anothers_is_noted() -> None:
+def test_a_machine_is_recorded_even_if_another_name_ends_with_its_own() -> None:
     assert train._noted("a CPU, 16 cores", "CPU, 16 cores") == f"a CPU, 16 cores{train.THEN}CPU, 16 cores"

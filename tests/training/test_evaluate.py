@@ -7,7 +7,7 @@ from training.evaluate import Evaluation, evaluate, fixed_batches, hits
 from training.networks import Encoding
 
 
-class Knows:
+class LabelTable:
     """A model that looks labels up in a table: right except for the first `wrong` pictures."""
 
     def __init__(self, data: DataSet, wrong: int) -> None:
@@ -25,7 +25,7 @@ class Knows:
 
 
 def test_errors_confusion_and_drawing_error_are_counted(data: DataSet) -> None:
-    measured = evaluate(Knows(data, wrong=3), fixed_batches(data.test, "none", size=7), 10)
+    measured = evaluate(LabelTable(data, wrong=3), fixed_batches(data.test, "none", size=7), 10)
     assert (measured.count, measured.errors, measured.error) == (60, 3, 5.0)
     assert measured.confusion.sum() == 60
     assert measured.confusion.diagonal().sum() == 57
@@ -54,7 +54,7 @@ def test_fixed_pairs_are_the_same_each_time(data: DataSet) -> None:
     assert sum(len(batch.images) for batch in first) == 60
 
 
-def test_the_report_says_what_was_taken_for_what(data: DataSet) -> None:
-    report = evaluate(Knows(data, wrong=1), fixed_batches(data.test, "none"), 10).report(data.classes)
+def test_the_report_lists_which_classes_were_confused(data: DataSet) -> None:
+    report = evaluate(LabelTable(data, wrong=1), fixed_batches(data.test, "none"), 10).report(data.classes)
     assert "error 1.67 % (1 of 60; 95 % interval 0.29 to 8.86)" in report
     assert "0:    1 of 6  1 x1" in report

@@ -81,7 +81,7 @@ def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shape
     assert not any("replacing" in line or "single axes" in line or "learned so far" in line for line in said)
 
 
-def test_the_example_is_of_prototypes_drawings_every_other_over_the_one_before(shapes: bundle.Bundle) -> None:
+def test_every_second_example_picture_overlays_two_drawn_prototypes(shapes: bundle.Bundle) -> None:
     example = shapes.example("fp32")
     assert example.classes.tolist() == list(range(6))
     assert example.poses.tolist() == torch.tensor(shapes.manifest.prototypes[:6]).tolist()
@@ -103,7 +103,7 @@ def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bund
 
 
 @pytest.mark.parametrize(("rounded", "float_layers"), [(1.0, 1), (0.0, 2)], ids=["little", "much"])
-def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
+def test_the_capsule_layer_becomes_int8_only_if_rounding_is_small(
     rounded: float, float_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.export.ROUNDED", rounded)
@@ -119,7 +119,7 @@ def test_the_layer_that_makes_capsules_is_in_int8_where_that_rounds_little(
     assert [bool(re.match(r"in int8 lengths move by \S+, more than 0: ", each)) for each in said] == [True] * (float_layers - 1)
 
 
-def test_a_routing_that_looks_at_single_axes_is_exported_as_it_was_learned(
+def test_a_network_whose_routing_sees_single_axes_is_not_rotated(
     finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def by_axes(votes: Tensor, iterations: int, squash: Callable[[Tensor], Tensor], voices: Tensor | None = None) -> Tensor:
@@ -157,14 +157,14 @@ def test_scales_of_many_channels_keep_their_precision_too(tmp_path: Path) -> Non
     assert onnx.load(tmp_path / "g.onnx").graph.initializer[0] == scales
 
 
-def test_weights_that_are_no_numbers_are_not_exported(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+def test_weights_that_are_not_finite_are_not_exported(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     poisoned = {key: value * float("nan") if value.is_floating_point() else value for key, value in finished.average.items()}
     with pytest.raises(ExportError, match="expected finite weights"):
         export(replace(finished, average=poisoned), data, tmp_path / "shapes", quantised=False, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_graph_that_makes_no_numbers_of_some_picture_is_not_exported(
+def test_a_graph_that_gives_nan_for_some_picture_is_not_exported(
     finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     classify = OnnxModel.classify
@@ -191,7 +191,7 @@ def test_a_pose_may_have_more_values_than_a_picture_has_pixels() -> None:
 
 
 @pytest.mark.parametrize(("misread", "told"), [(-1, True), (100, False)])
-def test_a_run_that_is_not_at_its_end_says_so_and_whether_it_has_learned_little(
+def test_exporting_an_unfinished_run_warns_also_if_it_learned_little(
     misread: int, told: bool, finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("training.export.MISREAD", misread)
@@ -202,7 +202,7 @@ def test_a_run_that_is_not_at_its_end_says_so_and_whether_it_has_learned_little(
     assert any(line.startswith("it has learned little") for line in said) == told
 
 
-def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
+def test_a_bad_bundle_name_is_rejected_before_any_work(finished: Checkpoint, data: DataSet, tmp_path: Path) -> None:
     said: list[str] = []
     with pytest.raises(BundleError, match="small letters.*found 'MyNet'"):
         export(finished, data, tmp_path / "MyNet", quantised=False, say=said.append)
@@ -213,7 +213,7 @@ def test_a_bad_name_is_told_before_the_work(finished: Checkpoint, data: DataSet,
     ("pairs", "shape", "expected"),
     [("none", (1, 28, 28), True), ("overlapping", (1, 36, 36), True), ("side_by_side", (1, 28, 56), False)],
 )
-def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_a_box(
+def test_the_manifest_records_max_objects_and_whether_ink_is_boxed(
     pairs: str, shape: tuple[int, int, int], expected: bool, boxed: DataSet, tmp_path: Path
 ) -> None:
     run = untrained(replace(TINY, image_shape=shape, iterations=1))
@@ -228,7 +228,7 @@ def test_a_bundle_says_how_many_objects_a_picture_has_and_whether_its_ink_is_in_
     assert (made.folder / DECODER_FILE).exists()
 
 
-def test_a_bundle_of_pictures_that_fill_their_frame_says_so_and_what_it_was_made_on(
+def test_the_manifest_records_unboxed_pictures_hardware_and_software(
     finished: Checkpoint, shapes: bundle.Bundle, said: list[str]
 ) -> None:
     assert not shapes.manifest.boxed
@@ -252,7 +252,7 @@ class Astray(TorchModel):
         return super().reconstruct(poses, classes) + self.drawing
 
 
-def test_the_example_of_much_ink_is_no_blacker_than_black(tmp_path: Path) -> None:
+def test_example_pictures_with_much_ink_are_clipped_to_one(tmp_path: Path) -> None:
     model = Astray(untrained(TINY).restored())
     model.drawing = 0.7
     _write_example({"fp32": model}, torch.zeros(10, TINY.pose_size), tmp_path)  # type: ignore[dict-item]
@@ -261,7 +261,7 @@ def test_the_example_of_much_ink_is_no_blacker_than_black(tmp_path: Path) -> Non
         assert arrays["images"][1::2].max() == arrays["images"][1::2].min() == 1
 
 
-def test_a_manifest_has_its_runs_seed_and_routing_or_none(shapes: bundle.Bundle, data: DataSet) -> None:
+def test_the_manifest_has_the_runs_seed_and_its_routing_if_any(shapes: bundle.Bundle, data: DataSet) -> None:
     known = shapes.manifest
     findings = _Findings(0.0, Statistics(known.thresholds, known.references, known.prototypes), {}, ())
     for network, routing in ((TINY, {"algorithm": "dynamic", "iterations": 3}), (PRESETS["pooled"].network, None)):
@@ -272,7 +272,7 @@ def test_a_manifest_has_its_runs_seed_and_routing_or_none(shapes: bundle.Bundle,
 
 
 @pytest.mark.parametrize("where", ["with_ink", "blank", "drawing"])
-def test_parity_is_of_pictures_with_ink_and_without_and_of_drawings(where: str) -> None:
+def test_parity_covers_inked_pictures_blank_pictures_and_drawings(where: str) -> None:
     network = untrained(TINY).restored()
     model = Astray(network)
     assert parity(network, model, TINY.image_shape) == 0  # type: ignore[arg-type]
@@ -280,7 +280,7 @@ def test_parity_is_of_pictures_with_ink_and_without_and_of_drawings(where: str) 
     assert parity(network, model, TINY.image_shape) == pytest.approx(0.5)  # type: ignore[arg-type]
 
 
-def test_each_encoder_is_measured_and_what_is_usual_is_the_first_ones(finished: Checkpoint, data: DataSet) -> None:
+def test_every_encoder_is_measured_and_statistics_are_of_the_first(finished: Checkpoint, data: DataSet) -> None:
     class Reversed(TorchModel):
         def classify(self, images: Tensor) -> Encoding:
             return Encoding(*(part.flip(1) for part in super().classify(images)))
@@ -298,7 +298,7 @@ def test_each_encoder_is_measured_and_what_is_usual_is_the_first_ones(finished: 
         _measure({"fp32": right, "int8": wrong}, validation, settings, data.classes, 0.0)  # type: ignore[dict-item]
 
 
-def test_what_dimensions_do_is_seen_in_pictures_as_varied_as_those_learned(finished: Checkpoint, data: DataSet) -> None:
+def test_dimensions_are_measured_on_pictures_augmented_as_in_training(finished: Checkpoint, data: DataSet) -> None:
     (_, validation), settings = data.split(60), finished.config.training
     plain, augmented = (next(_samples(validation, replace(settings, augment=name))).images for name in ("none", "affine"))
     assert torch.equal(plain, next(fixed_batches(validation, "none")).images)
@@ -323,5 +323,5 @@ def test_int8_is_calibrated_on_pictures_that_were_learned(
     assert calibration_pictures(learned, replace(settings, pairs="overlapping")).shape == (340, 1, 36, 36)
 
 
-def test_what_was_measured_is_what_is_recorded() -> None:
+def test_a_measurement_keeps_the_reconstruction_error() -> None:
     assert measurement(Evaluation(10, 1, torch.zeros(2, 2), 0.03)).reconstruction_error == 0.03

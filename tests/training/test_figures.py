@@ -41,19 +41,19 @@ def model(side: int) -> TorchModel:
         ("overlapping", 36, {"mistakes.png", "apart.png", "perturbations.png"}),
     ],
 )
-def test_every_figure_that_there_is_something_to_draw_for(pairs: str, side: int, expected: set[str], tmp_path: Path) -> None:
+def test_figures_draws_every_figure_that_applies(pairs: str, side: int, expected: set[str], tmp_path: Path) -> None:
     written = figures(model(side), fixed_batches(digits(), pairs), CLASSES, DIMENSIONS, [], tmp_path)
     assert expected <= {path.name for path in written} <= expected | {"reconstructions.png"}
     assert sorted(written) == sorted(tmp_path.iterdir())
 
 
-def test_names_of_classes_are_no_formulas(tmp_path: Path) -> None:
+def test_class_names_are_not_parsed_as_formulas(tmp_path: Path) -> None:
     names = tuple(f"$\\frac{{{name}" for name in CLASSES)
     written = figures(model(28), fixed_batches(digits(), "none"), names, DIMENSIONS, [], tmp_path)
     assert "mistakes.png" in {path.name for path in written}
 
 
-def test_a_run_of_one_epoch_without_an_error_has_points_to_see() -> None:
+def test_curves_of_a_single_epoch_without_errors_show_points() -> None:
     figure = curves([{"epoch": 1, "loss": 0.1, "training_error": 2.0, "validation_error": 0.0}])
     assert figure is not None
     lines = [line for axes in figure.axes for line in axes.lines]
@@ -61,7 +61,7 @@ def test_a_run_of_one_epoch_without_an_error_has_points_to_see() -> None:
     figure.savefig(io.BytesIO())
 
 
-def test_a_row_of_the_perturbation_sheet_says_what_each_dimension_does_and_how_strongly() -> None:
+def test_perturbation_rows_name_each_dimension_and_its_strength() -> None:
     (batch,) = fixed_batches(digits(), "none")
     figure = perturbations(model(28), batch, CLASSES, DIMENSIONS)
     assert figure is not None
@@ -80,7 +80,7 @@ def test_the_two_digits_of_a_pair_are_red_and_green(tmp_path: Path) -> None:
     assert (green - red > 100).any()
 
 
-def test_redrawn_pictures_are_what_the_network_draws_and_keep_their_labels_and_its_names_for_them() -> None:
+def test_redrawn_keeps_labels_and_only_drawings_classified_as_before() -> None:
     network = model(28)
     (batch,) = fixed_batches(digits(), "none")
     (again,) = redrawn(network, [batch])
@@ -94,7 +94,7 @@ def test_redrawn_pictures_are_what_the_network_draws_and_keep_their_labels_and_i
     assert torch.equal(again.targets, batch.targets[alike])
 
 
-def test_of_pictures_whose_drawings_are_none_of_them_likenesses_there_is_no_figure(tmp_path: Path) -> None:
+def test_figures_raises_if_no_drawing_is_classified_as_its_picture(tmp_path: Path) -> None:
     """ONNX Runtime does not survive an empty batch."""
     network = model(28)
     encoding = network.classify(torch.zeros(1, 1, 28, 28))
@@ -106,7 +106,7 @@ def test_of_pictures_whose_drawings_are_none_of_them_likenesses_there_is_no_figu
     assert not (tmp_path / "out").exists()
 
 
-def test_figures_that_fail_leave_those_of_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_while_drawing_leaves_the_old_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "reconstructions.png").write_bytes(b"of before")
     drawn: list[object] = []
 
@@ -123,13 +123,13 @@ def test_figures_that_fail_leave_those_of_before(tmp_path: Path, monkeypatch: py
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == {"reconstructions.png": b"of before"}
 
 
-def test_a_bundle_is_no_folder_for_figures(tmp_path: Path) -> None:
+def test_figures_refuses_to_write_into_a_bundle(tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{}")
     with pytest.raises(ExportError, match="holds a bundle"):
         figures(model(28), fixed_batches(digits(), "none"), CLASSES, DIMENSIONS, [], tmp_path)
 
 
-def test_right_and_wrong_pictures_are_told_apart() -> None:
+def test_right_and_wrong_pictures_are_picked_separately() -> None:
     class Says:
         def classify(self, images: Tensor) -> Encoding:
             return Encoding(torch.tensor([[0.9, 0.1, 0.2]] * 2), torch.zeros(2, 3, 2))

@@ -76,7 +76,7 @@ def test_graphs_are_static_but_for_the_batch(preset: Written) -> None:
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "agreement"])  # others may need to look at single votes
-def test_onnx_runtime_need_not_write_the_votes_a_second_time(routing: str, tmp_path: Path) -> None:
+def test_onnx_runtime_does_not_transpose_the_votes(routing: str, tmp_path: Path) -> None:
     """In float32 it once transposed them just for the first sum: up to an eighth of an encoder's work."""
     graphs.save_halved(graphs.encoder_graph(*routed(routing)), tmp_path / ENCODER_FILES["fp32"])
     options = onnxruntime.SessionOptions()
@@ -115,7 +115,7 @@ def test_weights_of_64_values_are_halved_in_network_and_graph_alike(tmp_path: Pa
     assert kinds == {"weight.half": onnx.TensorProto.FLOAT16, "bias": onnx.TensorProto.FLOAT}
 
 
-def test_a_graph_that_asks_how_large_its_batch_is_is_refused() -> None:
+def test_a_graph_that_reads_its_batch_size_is_rejected() -> None:
     class Counting(nn.Module):
         def forward(self, images: Tensor) -> Tensor:
             return images * images.shape[0]
@@ -133,7 +133,7 @@ def test_folding_batch_norm_changes_nothing_but_rounding(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("routing", ["dynamic", "agreement"])
-def test_where_all_votes_are_zero_the_graph_has_numbers_as_torch_does(
+def test_zero_votes_give_the_same_lengths_in_onnx_as_in_torch(
     routing: str, decoder: tuple[nn.Module, Path], tmp_path: Path
 ) -> None:
     """What is added under the root is so small that a graph optimizer may take it for zero."""

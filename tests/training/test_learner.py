@@ -25,7 +25,7 @@ def test_another_seed_begins_with_other_weights() -> None:
     assert not torch.equal(one["encoder.routed.transforms"], other["encoder.routed.transforms"])
 
 
-def test_a_step_is_by_its_own_gradient(data: DataSet) -> None:
+def test_a_step_does_not_accumulate_earlier_gradients(data: DataSet) -> None:
     trained = learner()
     first, second = fixed_batches(data.train[:100], "none", size=50)
     trained.step(first, 0, 0.0, 1.0)
@@ -33,7 +33,7 @@ def test_a_step_is_by_its_own_gradient(data: DataSet) -> None:
     assert all(weights.grad is not None and not weights.grad.any() for weights in trained.network.parameters())
 
 
-def test_of_pairs_a_picture_is_right_where_both_are_named() -> None:
+def test_a_pair_counts_as_right_only_if_both_labels_are_found() -> None:
     trained = learner(pairs="side_by_side")
     lengths = torch.tensor([[0.9, 0.8, *[0.1] * 8]] * 2, requires_grad=True)
     made = Encoding(lengths, torch.zeros(2, 10, 6)), torch.zeros(2, 2, 1, 28, 28)

@@ -17,7 +17,7 @@ def test_margin_counts_every_object_present() -> None:
 
 
 @pytest.mark.parametrize("squash", ["paper", "half"])
-def test_contrast_adds_the_surprise_at_each_object_by_its_share_of_squared_lengths_before_squash(squash: str) -> None:
+def test_contrast_adds_the_log_share_of_squared_lengths_before_squash(squash: str) -> None:
     before = torch.tensor([3.0, 2.0, 1.0, 1.0])
     lengths = Squash(squash)(before.unsqueeze(1)).squeeze(1).unsqueeze(0)
     both = torch.tensor([[0, 1]])
@@ -25,7 +25,7 @@ def test_contrast_adds_the_surprise_at_each_object_by_its_share_of_squared_lengt
     assert float(contrast(lengths, both) - margin(lengths, both)) == pytest.approx(float(-shares.log().mean()), rel=1e-3)
 
 
-def test_contrast_teaches_where_the_margin_loss_is_content() -> None:
+def test_contrast_has_a_gradient_where_the_margin_loss_is_zero() -> None:
     lengths = torch.tensor([[0.95, 0.05]], requires_grad=True)
     assert float(margin(lengths.detach(), torch.tensor([[0]]))) == 0
     contrast(lengths, torch.tensor([[0]])).backward()
@@ -34,7 +34,7 @@ def test_contrast_teaches_where_the_margin_loss_is_content() -> None:
 
 
 @pytest.mark.parametrize("length", [0.0, 1.0])
-def test_contrast_is_finite_at_either_end(length: float) -> None:
+def test_contrast_has_finite_gradients_at_lengths_zero_and_one(length: float) -> None:
     lengths = torch.full((1, 10), length, requires_grad=True)
     contrast(lengths, torch.tensor([[3]])).backward()
     assert lengths.grad is not None
@@ -52,7 +52,7 @@ def test_reconstruction_sums_pixels_and_objects_and_averages_pictures() -> None:
     assert float(reconstruction(drawings, targets)) == pytest.approx(2 * 9 * 0.25)
 
 
-def test_contrast_teaches_a_capsule_that_is_far_too_short() -> None:
+def test_contrast_has_a_steep_gradient_for_a_far_too_short_capsule() -> None:
     lengths, labels = torch.tensor([[0.005, 0.9]], requires_grad=True), torch.tensor([[0]])
     (contrast(lengths, labels) - margin(lengths, labels)).backward()
     assert lengths.grad is not None

@@ -9,7 +9,7 @@ from training.networks import Network, convolutions, transforms
 
 
 @pytest.mark.parametrize("shape", [(8, 16), (16, 8), (3, 5, 8, 16), (64, 800), (256, 20_736)])
-def test_all_directions_come_out_about_as_long(shape: tuple[int, ...]) -> None:
+def test_orthogonal_brings_singular_values_near_one(shape: tuple[int, ...]) -> None:
     torch.manual_seed(0)
     steep = torch.logspace(0, -1.5, shape[-1])  # the last directions are a thirtieth of the first
     found = torch.linalg.svdvals(orthogonal(torch.randn(shape) * steep))
@@ -17,7 +17,7 @@ def test_all_directions_come_out_about_as_long(shape: tuple[int, ...]) -> None:
     assert found.max() < 1.3
 
 
-def test_directions_stay_what_they_were() -> None:
+def test_orthogonal_keeps_the_singular_directions() -> None:
     torch.manual_seed(0)
     given = torch.randn(8, 16)
     left, _, right = torch.linalg.svd(given, full_matrices=False)
@@ -25,12 +25,12 @@ def test_directions_stay_what_they_were() -> None:
     assert (along - torch.diag(along.diagonal())).abs().max() < 1e-4
 
 
-def test_nothing_moves_where_nothing_pulls() -> None:
+def test_a_zero_gradient_gives_a_zero_step() -> None:
     assert not orthogonal(torch.zeros(4, 8, 16)).any()
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last])
-def test_a_convolution_is_one_matrix_however_it_lies(memory: torch.memory_format) -> None:
+def test_a_convolution_is_one_matrix_in_any_memory_format(memory: torch.memory_format) -> None:
     torch.manual_seed(0)
     weights = torch.nn.Parameter(torch.randn(6, 4, 3, 3).to(memory_format=memory))
     gradient, before = torch.randn(6, 4, 3, 3), weights.detach().clone()
@@ -40,7 +40,7 @@ def test_a_convolution_is_one_matrix_however_it_lies(memory: torch.memory_format
     assert torch.allclose(before - weights.detach(), 0.1 * expected, atol=1e-5)
 
 
-def test_transformations_are_stacks_of_a_matrix_for_each_class() -> None:
+def test_transformations_are_orthogonalised_class_by_class() -> None:
     torch.manual_seed(0)
     for shape in ((5, 8, 30), (8, 30)):  # 3 classes of 10D; 5 inputs of 8D, or a transformation that all inputs share
         weights = torch.nn.Parameter(torch.randn(shape))
@@ -51,7 +51,7 @@ def test_transformations_are_stacks_of_a_matrix_for_each_class() -> None:
         assert torch.allclose(moved[..., 10:20], orthogonal(gradient[..., 10:20]), atol=1e-5)
 
 
-def test_steps_follow_the_average_of_gradients_ahead_of_it() -> None:
+def test_steps_use_nesterov_momentum() -> None:
     weights = torch.nn.Parameter(torch.zeros(2, 2))
     optimizer = Muon([{"params": [weights]}], lr=1.0)
     gradients = torch.eye(2), torch.tensor([[0.0, 2.0], [0.0, 0.0]])
@@ -64,7 +64,7 @@ def test_steps_follow_the_average_of_gradients_ahead_of_it() -> None:
         assert torch.allclose(before - weights.detach(), orthogonal(ahead), atol=1e-6)
 
 
-def test_what_sees_pixels_and_what_sees_one_channel_is_adams() -> None:
+def test_muon_excludes_the_first_and_depthwise_convolutions() -> None:
     compact, single = (Network(PRESETS[name].network) for name in ("compact", "compact16"))
     assert [tuple(kernel.shape[:2]) for kernel in convolutions(compact)] == [(32, 32), (64, 32), (64, 64), (128, 64), (128, 128)]
     assert len(transforms(compact)) == 1

@@ -42,7 +42,7 @@ def test_shared_takes_any_image_size() -> None:
         assert encoder(torch.rand(1, 1, *size)).capsules.shape == (1, 10, 16)
 
 
-def test_dropout_silences_whole_capsules_in_training_alone() -> None:
+def test_dropout_silences_whole_capsules_only_in_training() -> None:
     torch.manual_seed(0)
     encoder = Network(replace(PRESETS["tiny"].network, dropout=0.5)).encoder
     assert isinstance(encoder, CapsuleEncoder)
@@ -91,7 +91,7 @@ def test_building_a_network_leaves_batch_norm_untouched() -> None:
 
 
 @pytest.mark.parametrize("name", ["baseline", "pooled"])
-def test_scores_of_a_cnn_are_each_pictures_own(name: str) -> None:
+def test_cnn_scores_do_not_depend_on_the_rest_of_the_batch(name: str) -> None:
     torch.manual_seed(0)
     encoder = Network(PRESETS[name].network).eval().encoder
     images = torch.rand(3, 1, 28, 28)
@@ -101,7 +101,7 @@ def test_scores_of_a_cnn_are_each_pictures_own(name: str) -> None:
         torch.testing.assert_close(together.sum(dim=1), torch.ones(3))
 
 
-def test_the_decoder_has_weights_of_each_class_of_its_own() -> None:
+def test_the_decoder_has_separate_weights_for_each_class() -> None:
     decoder = Decoder(replace(PRESETS["tiny"].network, decoder=replace(PRESETS["tiny"].network.decoder, sees_class=True)))
     poses = torch.rand(1, 6, requires_grad=True)
     decoder(poses, torch.tensor([3])).sum().backward()
@@ -109,7 +109,7 @@ def test_the_decoder_has_weights_of_each_class_of_its_own() -> None:
     assert used.nonzero().flatten().tolist() == [3]
 
 
-def test_a_drawing_is_of_ink_between_none_and_all() -> None:
+def test_drawings_are_between_zero_and_one() -> None:
     torch.manual_seed(0)
     decoder = Decoder(PRESETS["tiny"].network)
     poses, classes = 1_000 * torch.randn(64, 6), torch.arange(64) % 10
@@ -119,7 +119,7 @@ def test_a_drawing_is_of_ink_between_none_and_all() -> None:
 
 
 @pytest.mark.parametrize("part", ["decoder", "encoder"])
-def test_between_two_layers_something_is_rectified(part: str) -> None:
+def test_dense_layers_have_a_nonlinearity_between_them(part: str) -> None:
     """Otherwise they would equal one layer, however many there are."""
     torch.manual_seed(0)
     network = Network(PRESETS["pooled" if part == "encoder" else "compact"].network).eval()
@@ -134,6 +134,6 @@ def test_between_two_layers_something_is_rectified(part: str) -> None:
     assert bent(there).abs().max() > 1e-3
 
 
-def test_pictures_that_are_too_small_for_a_network_are_told() -> None:
+def test_pictures_that_are_too_small_for_a_network_are_rejected() -> None:
     with pytest.raises(SettingError, match="pictures of 1x4x4 are too small for this network"):
         Network(replace(PRESETS["tiny"].network, image_shape=(1, 4, 4)))

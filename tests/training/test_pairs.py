@@ -79,7 +79,7 @@ def test_overlapping_digits_overlap_and_move(data: DataSet) -> None:
     assert not torch.equal(batch.targets[0, 0], batch.targets[10, 0])
 
 
-def test_one_class_alone_makes_no_pairs() -> None:
+def test_pairs_of_a_single_class_are_rejected() -> None:
     alone = Digits(torch.zeros(3, 1, 28, 28, dtype=torch.uint8), torch.zeros(3, dtype=torch.int64))
     with pytest.raises(DataError, match="at least two classes, found 1"):
         Partners(alone).of_another_class(alone.labels, torch.Generator())

@@ -25,7 +25,7 @@ def pictures(tmp_path: Path) -> Path:
     return drawn.write_pictures(tmp_path / "pictures")
 
 
-def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data: DataSet) -> None:
+def test_folders_of_pictures_load_like_idx_files(pictures: Path, data: DataSet) -> None:
     found = load("folder", pictures)
     assert found.classes == data.classes
     for mine, theirs in ((found.train, data.train), (found.test, data.test)):
@@ -35,7 +35,7 @@ def test_folders_of_pictures_are_what_idx_files_of_them_are(pictures: Path, data
     found.split(60)  # all classes are among the last, whatever the files are called
 
 
-def test_an_accent_is_the_same_however_a_system_writes_it(pictures: Path) -> None:
+def test_class_names_are_normalised_to_unicode_nfc(pictures: Path) -> None:
     """Archives made on a Mac separate it from its letter: such folders look as if they had one name, but programs see two."""
     first = min((pictures / PARTS[0]).iterdir()).name
     for part, form in zip(PARTS, ("NFD", "NFC"), strict=True):
@@ -46,7 +46,7 @@ def test_an_accent_is_the_same_however_a_system_writes_it(pictures: Path) -> Non
 
 
 @pytest.mark.parametrize("counts", [[3] * 26, [200, 20], [2, 7, 31]], ids=str)
-def test_however_few_are_held_out_every_class_is_in_both_parts(counts: list[int]) -> None:
+def test_mixing_puts_every_class_into_both_parts_of_a_split(counts: list[int]) -> None:
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
     mixed = [labels[place] for place in training_pictures._mixed(labels)]
     assert sorted(mixed) == labels
@@ -56,7 +56,7 @@ def test_however_few_are_held_out_every_class_is_in_both_parts(counts: list[int]
     assert all(abs(half[label] - count / 2) <= 1 for label, count in enumerate(counts))  # each has its share
 
 
-def test_pictures_are_learned_the_way_they_are_shown(tmp_path: Path) -> None:
+def test_pictures_are_turned_as_their_exif_says(tmp_path: Path) -> None:
     """As in the service: cameras store pictures unturned, and beside them which way to turn them."""
     generator, turned = np.random.default_rng(0), tmp_path / "turned"
     for part, label, each in itertools.product(PARTS, "27", range(3)):
@@ -90,7 +90,7 @@ def test_pictures_in_colour_are_learned_exported_measured_and_drawn(tmp_path: Pa
     assert manifest.metrics.test["int8"].error.count == 60
 
 
-def test_pictures_without_a_colour_are_grey_however_they_lie_in_files(pictures: Path) -> None:
+def test_pictures_without_colour_load_as_grey_from_any_mode(pictures: Path) -> None:
     """Many programs write grey pictures in three channels, in which ink would not be found to be in a box."""
     before = load("folder", pictures)
     for number, path in enumerate(sorted(pictures.glob("*/*/*.png"))):
@@ -121,7 +121,7 @@ def test_a_picture_with_transparent_parts_is_refused(mode: str, pictures: Path) 
         load("folder", pictures)
 
 
-def test_what_is_wrong_with_several_files_is_told_at_once(pictures: Path) -> None:
+def test_faults_of_several_files_are_reported_together(pictures: Path) -> None:
     files = sorted((pictures / "train").glob("*/*.png"))[:14]
     for path in files[:2]:
         path.write_bytes(b"no picture")
@@ -185,7 +185,7 @@ def of_another_size(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("mar", "told"),
+    ("damage", "told"),
     [
         (broken, "train/3/3.png: expected a picture, found an unreadable file"),
         (larger, "train/3/3.png: expected grey 28x28 as others are, found grey 28x30"),
@@ -200,27 +200,27 @@ def of_another_size(folder: Path) -> None:
         (of_another_size, "training pictures are grey 28x28, test pictures grey 28x30"),
     ],
 )
-def test_what_is_wrong_with_a_folder_of_pictures_is_told(mar: object, told: str, pictures: Path) -> None:
-    mar(pictures)  # type: ignore[operator]
+def test_a_faulty_folder_of_pictures_is_rejected_with_the_reason(damage: object, told: str, pictures: Path) -> None:
+    damage(pictures)  # type: ignore[operator]
     with pytest.raises(DataError, match=told):
         load("folder", pictures)
 
 
-def test_idx_files_beside_folders_of_pictures_are_one_too_many(pictures: Path, folder: Path) -> None:
+def test_idx_files_beside_folders_of_pictures_are_rejected(pictures: Path, folder: Path) -> None:
     for file in folder.iterdir():
         shutil.copy(file, pictures)
     with pytest.raises(DataError, match=r"holds idx files and folders of pictures \(train, test\); move away those"):
         load("folder", pictures)
 
 
-def test_what_a_system_hides_there_is_passed_over(pictures: Path) -> None:
+def test_hidden_files_are_ignored(pictures: Path) -> None:
     before = load("folder", pictures).digest
     (pictures / "train/.DS_Store").write_bytes(b"a finder was here")
     (pictures / "train/3/.hidden").write_bytes(b"and here")
     assert load("folder", pictures).digest == before
 
 
-def test_a_known_set_is_not_made_of_pictures_and_yet_may_be_measured_on_them(pictures: Path) -> None:
+def test_a_known_set_accepts_picture_folders_only_with_any_files(pictures: Path) -> None:
     with pytest.raises(DataError, match="expected the four idx files of mnist, found folders of pictures"):
         load("mnist", pictures)
     assert load("mnist", pictures, any_files=True).classes == tuple("0123456789")

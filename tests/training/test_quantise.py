@@ -29,9 +29,7 @@ def encoder_of(config: CapsuleNet | PlainNet) -> onnx.ModelProto:
         ("shared", True, 1),
     ],
 )
-def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_not_most_of_the_work(
-    name: str, capsules: bool, float_layers: int
-) -> None:
+def test_the_capsule_layer_stays_float_unless_it_is_most_of_the_work(name: str, capsules: bool, float_layers: int) -> None:
     config = PRESETS[name].network
     encoder = encoder_of(config)
     assert may_keep_capsules_float(encoder) is (name in ("compact", "pooled"))
@@ -42,7 +40,7 @@ def test_the_first_layer_and_that_which_makes_capsules_stay_float_if_they_are_no
     assert len(layers) > float_layers
 
 
-def test_one_huge_value_leaves_the_others_their_levels() -> None:
+def test_one_outlier_hardly_changes_the_quantisation_scale() -> None:
     """The number of pictures makes some whole batches and a part of one."""
     config = PRESETS["tiny"].network
     encoder = encoder_of(config)
@@ -59,7 +57,7 @@ def test_one_huge_value_leaves_the_others_their_levels() -> None:
     assert 0.5 < scale(pictures) / usual < 2
 
 
-def test_it_says_nothing_and_has_levels_of_its_own_for_each_channel(
+def test_int8_is_silent_and_has_a_scale_for_each_channel(
     capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = PRESETS["tiny"].network

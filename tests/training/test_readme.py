@@ -25,7 +25,7 @@ def test_versions_checksums_and_tokens_are_those_of_the_shipped_bundles() -> Non
     assert {pose.decode(token, default).label for token in tokens} == {7}
 
 
-def test_the_presets_table_is_the_presets() -> None:
+def test_the_presets_table_matches_the_presets() -> None:
     rows = dict(re.findall(r"^\| `(\w+)` \| .*? \| ([\d,]+) \|$", README, re.MULTILINE))
     assert rows == {name: f"{parameters(Network(config.network).encoder):,}" for name, config in PRESETS.items()}
 

@@ -55,7 +55,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.mark.parametrize(("error", "told"), [(0.3, r"0\.\d+"), (float("nan"), "nan")], ids=["far", "nan"])
-def test_a_graph_that_differs_from_torch_is_refused_and_the_bundle_before_it_stays(
+def test_a_graph_that_differs_from_torch_leaves_the_old_bundle(
     error: float,
     told: str,
     finished: Checkpoint,
@@ -83,7 +83,7 @@ def test_a_graph_that_differs_from_torch_is_refused_and_the_bundle_before_it_sta
 
 
 @pytest.mark.parametrize("error", [OSError("the disk is gone"), KeyboardInterrupt()], ids=["disk", "interrupt"])
-def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
+def test_a_failed_replacement_restores_the_old_bundle(
     error: BaseException,
     finished: Checkpoint,
     shapes: bundle.Bundle,
@@ -108,7 +108,7 @@ def test_a_bundle_that_cannot_be_replaced_stands_where_it_stood(
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
 
 
-def test_a_new_bundle_stays_where_an_interrupt_comes_after_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_after_the_swap_keeps_the_new_bundle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     draft, folder, rename = tmp_path / "draft", tmp_path / "shapes", Path.rename
     for each, content in ((draft, "new"), (folder, "old")):
         each.mkdir()
@@ -125,7 +125,7 @@ def test_a_new_bundle_stays_where_an_interrupt_comes_after_it(tmp_path: Path, mo
     assert contents(folder) == {MANIFEST: b"new"}
 
 
-def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
+def test_replacing_a_bundle_of_another_version_reports_what_is_lost(
     finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
 ) -> None:
     folder, said = tmp_path / "shapes", list[str]()
@@ -147,7 +147,7 @@ def test_a_bundle_of_another_captrain_is_replaced_and_what_goes_with_it_told(
     ],
     ids=["preset", "classes"],
 )
-def test_a_bundle_of_another_kind_is_not_replaced(
+def test_a_bundle_of_another_preset_or_classes_is_not_replaced(
     other: Callable[[Checkpoint], dict[str, Any]],
     told: str,
     finished: Checkpoint,
@@ -163,7 +163,7 @@ def test_a_bundle_of_another_kind_is_not_replaced(
     assert contents(folder) == before
 
 
-def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
+def with_other_seed(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
     """A copy of the bundle with a record of another seed's errors, on `count` pictures."""
     shutil.copytree(shapes.folder, folder)
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -173,7 +173,7 @@ def knowing(count: int, shapes: bundle.Bundle, folder: Path) -> Path:
     return folder
 
 
-def test_other_seeds_of_a_bundle_go_with_it_when_the_next_is_of_another_training(
+def test_other_seeds_are_dropped_if_the_new_bundles_training_differs(
     finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
 ) -> None:
     longer = replace(finished.config, training=replace(finished.config.training, learning_rate=0.02))
@@ -183,18 +183,18 @@ def test_other_seeds_of_a_bundle_go_with_it_when_the_next_is_of_another_training
             (replace(finished, config=longer), "training.learning_rate: 0.01 against 0.02"),
         ]
     ):
-        folder, said = knowing(60, shapes, tmp_path / str(number) / "shapes"), list[str]()
+        folder, said = with_other_seed(60, shapes, tmp_path / str(number) / "shapes"), list[str]()
         assert export(run, data, folder, quantised=False, say=said.append).manifest.metrics.other_seeds == ()
         assert f"what it knows of 1 other seeds is lost with the replaced bundle: {why}" in said
 
 
-def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoint, shapes: bundle.Bundle, tmp_path: Path) -> None:
+def test_lost_seeds_are_reported_only_if_there_are_any(finished: Checkpoint, shapes: bundle.Bundle, tmp_path: Path) -> None:
     others, said = replace(finished, digest="0" * 64), list[str]()
     assert _other_seeds(tmp_path / "none", others, said.append) == ()
     assert said == []
     assert _other_seeds(shapes.folder, others, said.append) == ()
     assert [line.partition(" in ")[0] for line in said] == ["replacing the bundle"]
-    folder = knowing(60, shapes, tmp_path / "shapes")
+    folder = with_other_seed(60, shapes, tmp_path / "shapes")
     assert _other_seeds(folder, others, said.append) == ()
     assert said[-1] == "what it knows of 1 other seeds is lost with the replaced bundle: other training pictures"
     manifest = json.loads((folder / MANIFEST).read_text())
@@ -203,8 +203,8 @@ def test_what_goes_with_a_bundle_is_told_where_there_is_some(finished: Checkpoin
     assert [each.seed for each in _other_seeds(folder, others, said.append)] == [7]
 
 
-def test_test_figures_of_seeds_are_in_order_and_the_newest(shapes: bundle.Bundle, tmp_path: Path) -> None:
-    made = bundle.read(knowing(60, shapes, tmp_path / "shapes"))
+def test_recorded_seeds_are_sorted_and_newer_figures_replace_older(shapes: bundle.Bundle, tmp_path: Path) -> None:
+    made = bundle.read(with_other_seed(60, shapes, tmp_path / "shapes"))
     few, many = (Evaluation(60, errors, torch.zeros(2, 2), 0.03) for errors in (1, 20))
     for others, expected in (({9: many, 3: many}, [(3, 20), (7, 3), (9, 20)]), ({9: few, 7: few}, [(3, 20), (7, 1), (9, 1)])):
         record_test(made, {"fp32": few}, others)
@@ -215,16 +215,16 @@ def test_test_figures_of_seeds_are_in_order_and_the_newest(shapes: bundle.Bundle
 
 
 @pytest.mark.parametrize(("count", "kept"), [(60, 1), (600, 0)])
-def test_other_seeds_stay_beside_new_test_figures_where_they_are_of_as_many_pictures(
+def test_other_seeds_stay_only_if_measured_on_as_many_pictures(
     count: int, kept: int, finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path
 ) -> None:
-    made = bundle.read(knowing(count, shapes, tmp_path / "shapes"))
+    made = bundle.read(with_other_seed(count, shapes, tmp_path / "shapes"))
     model = OnnxModel(made.encoder("fp32"), made.decoder)
     record_test(made, {"fp32": evaluate(model, fixed_batches(data.test, "none"), len(data.classes))}, {})
     assert len(bundle.read(made.folder).manifest.metrics.other_seeds) == kept
 
 
-def test_a_full_disk_names_the_bundle_and_leaves_the_one_before(
+def test_a_full_disk_is_reported_and_leaves_the_old_bundle(
     shapes: bundle.Bundle, finished: Checkpoint, data: DataSet, tmp_path: Path
 ) -> None:
     """A real failing write: the process may write no file over 8 kB, less than a graph takes."""
@@ -240,7 +240,7 @@ def test_a_full_disk_names_the_bundle_and_leaves_the_one_before(
     assert [path.name for path in tmp_path.iterdir()] == ["shapes"]
 
 
-def test_of_large_pictures_the_example_holds_as_many_as_a_service_takes(
+def test_the_example_of_large_pictures_is_cut_to_the_services_limit(
     finished: Checkpoint, shapes: bundle.Bundle, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = tmp_path / "shapes"

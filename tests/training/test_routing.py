@@ -64,7 +64,7 @@ def test_agreement_replaces_its_logits_and_compares_directions(votes: Tensor) ->
 
 
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_more_iterations_strengthen_who_agrees(name: str) -> None:
+def test_more_iterations_lengthen_the_capsule_whose_votes_agree(name: str) -> None:
     """Half of the inputs vote alike for class 0, all other votes scatter: routing makes that capsule longer than at the start."""
     generator = torch.Generator().manual_seed(2)
     votes = torch.randn(1, OUT, IN, POSE, generator=generator)
@@ -86,7 +86,7 @@ def test_the_gradient_flows_through_the_last_iteration_only(name: str, votes: Te
 
 @pytest.mark.parametrize("iterations", [1, 3])
 @pytest.mark.parametrize("name", ROUTINGS)
-def test_a_louder_voice_is_as_a_longer_vote(name: str, iterations: int, votes: Tensor) -> None:
+def test_a_voice_acts_like_scaling_the_votes_of_its_input(name: str, iterations: int, votes: Tensor) -> None:
     """Capsules and gradient are the same; a silent input has no influence."""
     voices = torch.rand(BATCH, IN, generator=torch.Generator().manual_seed(3)) * 2
     voices[:, ::3] = 0

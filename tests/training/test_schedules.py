@@ -13,7 +13,7 @@ def test_every_schedule_stays_within_its_highest_rate(name: str) -> None:
     assert min(factors) > 0
 
 
-def test_one_cycle_rises_for_a_quarter_and_ends_near_nothing() -> None:
+def test_one_cycle_rises_for_a_quarter_and_ends_near_zero() -> None:
     factors = [SCHEDULES["one_cycle"](step / 100, CONFIG) for step in range(101)]
     assert factors[:26] == sorted(factors[:26])
     assert factors[25:] == sorted(factors[25:], reverse=True)

@@ -12,7 +12,7 @@ CLASSES = ("a", "b")
 
 
 @dataclass
-class Told:
+class StubModel:
     """A model that gives the test's answers: lengths (n, 2), poses (n, 2, 3), and pictures of one grey."""
 
     lengths: Tensor
@@ -33,7 +33,7 @@ def batch(labels: list[int], grey: float = 0.0) -> Batch:
 
 def test_prototypes_are_the_mean_pose_of_each_class() -> None:
     capsules = torch.arange(24.0).reshape(4, 2, 3)
-    found = usual(Told(torch.rand(4, 2), capsules), [batch([0, 1, 0, 1])], CLASSES)
+    found = usual(StubModel(torch.rand(4, 2), capsules), [batch([0, 1, 0, 1])], CLASSES)
     assert found.prototypes[0] == pytest.approx(((capsules[0, 0] + capsules[2, 0]) / 2).tolist())
     assert found.prototypes[1] == pytest.approx(((capsules[1, 1] + capsules[3, 1]) / 2).tolist())
 
@@ -41,7 +41,7 @@ def test_prototypes_are_the_mean_pose_of_each_class() -> None:
 def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
     lengths = torch.stack([torch.linspace(0.5, 1.0, 1001), torch.full((1001,), 0.1)], dim=1)
     labels = [0] * 1000 + [1]
-    found = usual(Told(lengths, torch.zeros(1001, 2, 3), grey=0.5), [batch(labels, grey=0.2)], CLASSES)
+    found = usual(StubModel(lengths, torch.zeros(1001, 2, 3), grey=0.5), [batch(labels, grey=0.2)], CLASSES)
     assert found.thresholds.presence == pytest.approx(0.5025, abs=1e-4)  # all but one in 200 are longer
     assert found.thresholds.lengths["50"] == pytest.approx(0.75, abs=1e-4)
     assert found.thresholds.margins["50"] == pytest.approx(0.65, abs=1e-4)
@@ -51,14 +51,14 @@ def test_percentiles_are_of_the_winner_its_lead_and_the_drawing_error() -> None:
 
 
 @pytest.mark.parametrize("seen", [10, 60, FEW - 1])
-def test_of_few_pictures_as_many_others_lie_beyond_a_percentile_as_it_says(seen: int) -> None:
+def test_percentiles_of_few_pictures_hold_for_unseen_pictures(seen: int) -> None:
     """The furthest of ten is no estimate for one in a thousand: as a threshold it would make verdicts refuse one in eleven."""
     generator = torch.Generator().manual_seed(seen)
     beyond: dict[str, list[float]] = {}
     for _ in range(200):
         winners = torch.rand(seen, generator=generator) ** 0.25  # x ** 4 of all are shorter than x
         lengths = torch.stack([winners, torch.zeros(seen)], dim=1)
-        found = usual(Told(lengths, torch.zeros(seen, 2, 3)), [batch([0] * (seen - 1) + [1])], CLASSES)
+        found = usual(StubModel(lengths, torch.zeros(seen, 2, 3)), [batch([0] * (seen - 1) + [1])], CLASSES)
         assert found.thresholds.presence >= float(winners.min())
         for percentile, length in found.thresholds.lengths.items():
             beyond.setdefault(percentile, []).append(100 * length**4)
@@ -66,13 +66,13 @@ def test_of_few_pictures_as_many_others_lie_beyond_a_percentile_as_it_says(seen:
         assert 1 / 10 < sum(shares) / len(shares) / float(percentile) < 3, percentile
 
 
-def test_one_picture_of_a_class_is_all_that_is_usual_for_it() -> None:
-    found = usual(Told(torch.rand(9, 2), torch.zeros(9, 2, 3), grey=0.5), [batch([0] * 8 + [1], grey=0.2)], CLASSES)
+def test_a_class_of_one_picture_has_its_error_at_every_percentile() -> None:
+    found = usual(StubModel(torch.rand(9, 2), torch.zeros(9, 2, 3), grey=0.5), [batch([0] * 8 + [1], grey=0.2)], CLASSES)
     assert list(found.thresholds.reconstruction_errors["b"].values()) == pytest.approx([0.09] * 7)
 
 
-def test_errors_are_of_what_the_network_believes_even_where_it_is_wrong() -> None:
-    class Greys(Told):
+def test_drawing_errors_are_those_of_the_predicted_class() -> None:
+    class Greys(StubModel):
         def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
             return classes[:, None, None, None].expand(-1, 1, 2, 2).float()  # black for a, white for b
 
@@ -83,7 +83,7 @@ def test_errors_are_of_what_the_network_believes_even_where_it_is_wrong() -> Non
 
 def test_histograms_are_shares_of_all_pictures() -> None:
     lengths = torch.tensor([[0.92, 0.0], [0.93, 0.0], [0.1, 0.47], [0.2, 0.48]])
-    found = usual(Told(lengths, torch.zeros(4, 2, 3), grey=1.0), [batch([0, 0, 1, 1])], CLASSES)
+    found = usual(StubModel(lengths, torch.zeros(4, 2, 3), grey=1.0), [batch([0, 0, 1, 1])], CLASSES)
     histogram = found.references.winner_length
     assert sum(histogram.shares) == pytest.approx(1.0)
     shares = dict(zip(histogram.edges[:-1], histogram.shares, strict=True))
@@ -92,8 +92,8 @@ def test_histograms_are_shares_of_all_pictures() -> None:
     assert sum(found.references.reconstruction_error.shares) == pytest.approx(1.0)
 
 
-def test_of_pairs_it_is_the_shorter_and_its_lead_over_what_is_absent_and_both_are_drawn() -> None:
-    class Greys(Told):
+def test_statistics_of_pairs_use_the_shorter_capsule_and_both_drawings() -> None:
+    class Greys(StubModel):
         def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
             return (classes[:, None, None, None].expand(-1, 1, 2, 2) + 1) / 10
 

@@ -81,7 +81,7 @@ def test_a_run_repeats_bit_for_bit(finished: Path, data: DataSet, tmp_path: Path
     assert same(finished, tmp_path / "again")
 
 
-def test_another_seed_is_another_run(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_another_seed_gives_another_result(finished: Path, data: DataSet, tmp_path: Path) -> None:
     train(config(seed=1), data, tmp_path / "other", CPU)
     assert not same(finished, tmp_path / "other")
 
@@ -102,7 +102,7 @@ def test_a_run_stopped_in_the_middle_of_an_epoch_resumes_to_the_same_numbers(
     assert same(finished, tmp_path)
 
 
-def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
+def test_a_signal_during_validation_stops_after_the_next_step(
     finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Only one of several processes validates: if it left at once, the others would wait for it for ever."""
@@ -116,7 +116,7 @@ def test_a_signal_during_validation_stops_after_the_next_step_that_all_take(
     assert all(torch.equal(one.network[key], two.network[key]) for key in one.network)
 
 
-def test_a_run_goes_on_in_the_precision_it_began_in(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resumed_run_keeps_its_precision(data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`auto` depends on the processor, and the run may resume on another."""
     monkeypatch.setattr("training.devices._multiplies_bf16", lambda _: True)
     train(config(epochs=1, precision="auto"), data, tmp_path / "run", CPU)
@@ -144,13 +144,13 @@ def test_dropout_and_rates_resume_to_the_same_numbers_too(
     assert same(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_muon_wants_matrices(data: DataSet, tmp_path: Path) -> None:
+def test_muon_is_rejected_for_a_network_without_matrices(data: DataSet, tmp_path: Path) -> None:
     bare = replace(PRESETS["pooled"].network, stem=PRESETS["tiny"].network.stem)
     with pytest.raises(SettingError, match="muon is for transformations and for convolutions after the first"):
         train(replace(config("pooled", muon=0.02), network=bare), data, tmp_path / "run", CPU)
 
 
-def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_a_finished_run_continues_for_another_cycle(finished: Path, data: DataSet, tmp_path: Path) -> None:
     """The rate rises again and ends where it ended before, and the result is the same as of two cycles in one go."""
     train(config(cycles=2), data, tmp_path / "whole", CPU)
     shutil.copytree(finished, tmp_path / "parts")
@@ -169,7 +169,7 @@ def test_a_run_that_has_ended_goes_on_for_another_cycle(finished: Path, data: Da
 
 @pytest.fixture(scope="session")
 def uninterrupted(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return made_once("whole", lambda out: to_the_end(long_run(folder), out), tmp_path_factory)
+    return made_once("whole", lambda out: train_here(long_run(folder), out), tmp_path_factory)
 
 
 def long_run(folder: Path) -> list[str]:
@@ -178,12 +178,12 @@ def long_run(folder: Path) -> list[str]:
     return ["train", "--preset", "tiny", *flags]
 
 
-def to_the_end(arguments: list[str], out: Path, *flags: str) -> None:
+def train_here(arguments: list[str], out: Path, *flags: str) -> None:
     """Train in this process, since another would take seconds to import torch."""
     assert main([*arguments, "--out", str(out), *flags]) == 0
 
 
-def both_to_the_end(command: list[str], out: Path, *flags: str) -> None:
+def train_in_processes(command: list[str], out: Path, *flags: str) -> None:
     """Train in processes; if they fail, their output is shown, the only way to learn why a rare failure happened."""
     done = subprocess.run([*command, "--out", str(out), *flags], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -206,7 +206,7 @@ def test_an_interrupted_run_resumes_to_the_same_numbers(
         assert process.returncode == 130
         assert "continue with the same command and --resume" in message
     assert len(checkpoint.load(tmp_path).history) < 5
-    to_the_end(long_run(folder), tmp_path, "--resume")
+    train_here(long_run(folder), tmp_path, "--resume")
     assert same(uninterrupted, tmp_path)
 
 
@@ -236,9 +236,7 @@ def test_a_second_signal_ends_a_run_at_once(number: signal.Signals, status: int,
     assert not (tmp_path / checkpoint.FILE).exists()
 
 
-def test_the_schedule_the_augmentation_and_the_weights_of_losses_are_what_the_config_says(
-    finished: Path, data: DataSet, tmp_path: Path
-) -> None:
+def test_schedule_augmentation_and_loss_weights_follow_the_config(finished: Path, data: DataSet, tmp_path: Path) -> None:
     """Changing the augmentation or a weight makes a different run; the rates are the schedule's own."""
     state = checkpoint.load(finished)
     last = [(7 * epoch - 1) / 14 for epoch in (1, 2)]
@@ -285,7 +283,7 @@ def test_training_and_export_read_no_test_digit(data: DataSet, tmp_path: Path) -
     assert {each.error.count for each in made.manifest.metrics.validation.values()} == {60}
 
 
-def test_files_sorted_by_class_are_exported_too(data: DataSet, tmp_path: Path) -> None:
+def test_pairs_from_files_sorted_by_class_can_be_exported(data: DataSet, tmp_path: Path) -> None:
     """Pairs are of different classes, and the first thousand digits here are all of one."""
     first = torch.nonzero(data.train.labels == 0)[:, 0]
     often = first.repeat(1000 // len(first) + 1)
@@ -296,14 +294,14 @@ def test_files_sorted_by_class_are_exported_too(data: DataSet, tmp_path: Path) -
     assert export(done, ordered, tmp_path / "mine", quantised=True, say=lambda _: None).manifest.max_objects == 2
 
 
-def test_dark_ink_is_told(data: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training_warns_about_dark_on_light_pictures(data: DataSet, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     inverted = replace(data, train=replace(data.train, images=255 - data.train.images))
     for each, told in ((data, False), (inverted, True)):
         train(config(epochs=1), each, tmp_path / str(told), CPU)
         assert ("look dark on light" in capsys.readouterr().out) == told
 
 
-def test_a_history_that_a_kill_left_short_is_whole_again(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_resuming_completes_a_history_cut_short_by_a_kill(finished: Path, data: DataSet, tmp_path: Path) -> None:
     run = Path(shutil.copytree(finished, tmp_path / "run"))
     whole = (run / "history.csv").read_text()
     (run / "history.csv").write_text(whole.rpartition("\n2,")[0])
@@ -322,7 +320,7 @@ def test_the_average_follows_each_step(data: DataSet, tmp_path: Path) -> None:
             torch.testing.assert_close(done.average[key].float(), expected, rtol=1e-4, atol=1e-5)
 
 
-def test_transformations_learn_at_their_own_rate_and_all_else_at_the_schedules(data: DataSet, tmp_path: Path) -> None:
+def test_only_transformations_learn_at_the_transform_rate(data: DataSet, tmp_path: Path) -> None:
     """Adam's first step has the same length for all weights, so the transformations move four times as far."""
     one_step = {"epochs": 1, "batch_size": 340, "schedule": "constant", "precision": "fp32", "ema": 0.0}
     done = [train(config(transform_rate=rate, **one_step), data, tmp_path / str(rate), CPU) for rate in (1.0, 4.0)]
@@ -349,7 +347,7 @@ def test_muon_moves_matrices_by_its_own_rates_and_leaves_all_else_to_adam(data: 
     assert float(moved["encoder.stem.0.weight"].abs().median()) == pytest.approx(0.01, rel=0.01)
 
 
-def test_a_run_of_before_can_be_exported_and_not_resumed(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_a_run_of_an_older_version_can_be_exported_but_not_resumed(finished: Path, data: DataSet, tmp_path: Path) -> None:
     values = torch.load(finished / checkpoint.FILE, weights_only=True)
     values["optimizer"] = values.pop("optimizers")["adam"]
     torch.save(values, tmp_path / checkpoint.FILE)
@@ -358,9 +356,7 @@ def test_a_run_of_before_can_be_exported_and_not_resumed(finished: Path, data: D
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
 
 
-def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
-    finished: Path, data: DataSet, tmp_path: Path
-) -> None:
+def test_an_optimizer_state_of_another_version_is_rejected(finished: Path, data: DataSet, tmp_path: Path) -> None:
     state = checkpoint.load(finished)
     groups = state.optimizers["adam"]["param_groups"]
     groups.append({**groups[0], "params": []})
@@ -369,20 +365,20 @@ def test_a_checkpoint_whose_optimizer_is_of_another_version_is_named_as_such(
         train(config(cycles=2), data, tmp_path, CPU, resume=True)
 
 
-def test_a_run_keeps_the_class_names_it_was_begun_with(finished: Path, data: DataSet, tmp_path: Path) -> None:
+def test_resuming_with_other_class_names_is_rejected(finished: Path, data: DataSet, tmp_path: Path) -> None:
     renamed = replace(data, classes=tuple("abcdefghij"))
     shutil.copytree(finished, tmp_path / "run")
     with pytest.raises(CheckpointError, match="was begun with the classes 0, 1, .*, found a, b, .*; put classes.txt back"):
         train(config(cycles=2), renamed, tmp_path / "run", CPU, resume=True)
 
 
-def test_two_runs_do_not_train_into_one_folder(data: DataSet, tmp_path: Path) -> None:
+def test_two_runs_cannot_train_into_one_folder(data: DataSet, tmp_path: Path) -> None:
     with checkpoint.held(tmp_path), pytest.raises(CheckpointError, match="another process trains into"):
         train(config(epochs=1), data, tmp_path, CPU)
     assert not (tmp_path / checkpoint.FILE).exists()
 
 
-def test_a_bundle_is_no_folder_for_a_run(data: DataSet, tmp_path: Path) -> None:
+def test_training_refuses_to_write_into_a_bundle(data: DataSet, tmp_path: Path) -> None:
     (tmp_path / MANIFEST).write_text("{}")
     with pytest.raises(CheckpointError, match="holds a bundle"):
         train(config(epochs=1), data, tmp_path, CPU)
@@ -401,7 +397,7 @@ def test_resuming_with_another_config_names_both(finished: Path, data: DataSet) 
         train(config("pooled"), data, finished, CPU, resume=True)
 
 
-def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: DataSet) -> None:
+def test_resuming_with_other_pictures_is_rejected(finished: Path, folder: Path, data: DataSet) -> None:
     others = replace(data, train=data.train[torch.arange(400).flip(0)])
     with pytest.raises(
         DataError, match=r"expected the training pictures that were learned .* pass the --data it was trained with"
@@ -409,12 +405,12 @@ def test_other_pictures_are_no_continuation(finished: Path, folder: Path, data: 
         train(config(), others, finished, CPU, resume=True)
 
 
-def test_as_many_processes_go_on_as_began(finished: Path, data: DataSet) -> None:
+def test_resuming_with_another_number_of_processes_is_rejected(finished: Path, data: DataSet) -> None:
     with pytest.raises(CheckpointError, match="was trained by 1 processes, found 2; another number would give other results"):
         train(config(), data, finished, replace(CPU, world=2), resume=True)
 
 
-def test_a_run_that_moves_names_all_that_it_ran_on(
+def test_a_run_records_every_machine_that_it_trained_on(
     finished: Path, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.copytree(finished, tmp_path / "run")
@@ -426,7 +422,7 @@ def test_a_run_that_moves_names_all_that_it_ran_on(
 
 
 @pytest.mark.parametrize("objects", ["overlapping", "side_by_side"])
-def test_two_of_two_classes_are_no_question(objects: str, data: DataSet, tmp_path: Path) -> None:
+def test_pairs_need_more_than_two_classes(objects: str, data: DataSet, tmp_path: Path) -> None:
     with pytest.raises(DataError, match="pictures of 2 objects need more classes than that to choose from, found 2"):
         train(config(pairs=objects), replace(data, classes=("a", "b")), tmp_path, CPU)
 
@@ -441,7 +437,7 @@ def poisoned(finished: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_loss_that_is_no_number_stops_with_its_own_status_and_keeps_the_last_good_checkpoint(
+def test_a_nan_loss_exits_with_status_3_and_keeps_the_last_checkpoint(
     poisoned: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     before = (poisoned / checkpoint.FILE).read_bytes()
@@ -453,7 +449,7 @@ def test_a_loss_that_is_no_number_stops_with_its_own_status_and_keeps_the_last_g
     assert (poisoned / checkpoint.FILE).read_bytes() == before
 
 
-def test_weights_that_are_no_numbers_never_replace_a_good_checkpoint(
+def test_weights_that_are_not_finite_never_replace_a_checkpoint(
     poisoned: Path, data: DataSet, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Stopped right after the step that poisons the weights, before any loss could show it."""
@@ -472,7 +468,7 @@ def test_an_unknown_name_lists_the_valid_ones(field: str, data: DataSet, tmp_pat
 
 
 @pytest.mark.parametrize("pairs", ["overlapping", "side_by_side"])
-def test_two_digits_a_picture_train_on_their_own_canvas(pairs: str, data: DataSet, tmp_path: Path) -> None:
+def test_pairs_are_trained_on_the_canvas_of_their_arrangement(pairs: str, data: DataSet, tmp_path: Path) -> None:
     done = train(config("shared", pairs=pairs, epochs=1, validation=360), data, tmp_path, CPU)
     assert done.config.network.image_shape == {"overlapping": (1, 36, 36), "side_by_side": (1, 28, 56)}[pairs]
     assert len(done.history) == 1
@@ -491,8 +487,8 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
         "--ema",
         "0",
     ]
-    to_the_end(flags, tmp_path / "one")
-    both_to_the_end([*TORCHRUN, *flags], tmp_path / "two")
+    train_here(flags, tmp_path / "one")
+    train_in_processes([*TORCHRUN, *flags], tmp_path / "two")
     one, two = (checkpoint.load(tmp_path / out) for out in ("one", "two"))
     assert one.step == two.step == 6
     for mine, theirs in zip(one.history, two.history, strict=True):
@@ -503,11 +499,11 @@ def test_two_processes_learn_what_one_does(folder: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.timeout(600)  # torchrun starts four times, each of its processes imports torch
-def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
+def test_two_processes_stop_together_and_resume_to_the_same_numbers(folder: Path, tmp_path: Path) -> None:
     """First only one of them is told, not the one that saves; then torchrun is, which tells both."""
     command = [*TORCHRUN, *long_run(folder)]
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    both_to_the_end(command, whole)
+    train_in_processes(command, whole)
     for flags, done in (([], 0), (["--resume"], 1)):
         process = subprocess.Popen([*command, "--out", str(parts), *flags], stderr=subprocess.PIPE, text=True)
         try:
@@ -523,7 +519,7 @@ def test_two_processes_stop_together_whichever_was_told_to_and_resume_to_the_sam
         state = checkpoint.load(parts)
         assert f"stopped at step {state.step}; continue with the same command and --resume" in message
         assert state.step % 34, "expected a checkpoint from the middle of an epoch"
-    both_to_the_end(command, parts, "--resume")
+    train_in_processes(command, parts, "--resume")
     assert same(whole, parts, rounding=1e-6)  # a stopped epoch's losses are added up in another order
 
 
@@ -535,7 +531,7 @@ def worker(torchrun: int, rank: int) -> int:
     raise AssertionError(f"torchrun started no process of rank {rank}")
 
 
-def test_the_network_that_is_validated_is_the_one_to_use(data: DataSet, tmp_path: Path) -> None:
+def test_validation_measures_the_network_that_is_restored(data: DataSet, tmp_path: Path) -> None:
     """The average, where there is one."""
     done = train(config(epochs=1, batch_size=100, learning_rate=0.1), data, tmp_path, CPU)
     measured = evaluate(TorchModel(done.restored()), fixed_batches(data.split(60)[1], "none"), 10)
@@ -544,7 +540,7 @@ def test_the_network_that_is_validated_is_the_one_to_use(data: DataSet, tmp_path
     assert row["validation_reconstruction_error"] == pytest.approx(measured.reconstruction_error, rel=1e-5)
 
 
-def test_after_a_validation_batch_norm_learns_on(data: DataSet, tmp_path: Path) -> None:
+def test_batch_norm_keeps_learning_after_a_validation(data: DataSet, tmp_path: Path) -> None:
     """Without an average it is the network itself that is validated."""
     done = train(config(batch_size=100, ema=0.0), data, tmp_path, CPU)
     assert int(done.network["encoder.stem.1.num_batches_tracked"]) == done.step

@@ -30,7 +30,7 @@ def batch(labels: list[list[int]], grey: float) -> Batch:
     return Batch(images, torch.tensor(labels), images[:, None].expand(-1, len(labels[0]), -1, -1, -1))
 
 
-def test_what_is_usual_is_so_of_both() -> None:
+def test_statistics_of_pairs_cover_both_objects() -> None:
     model = Greys([[0.9, 0.7, 0.2], [0.9, 0.7, 0.2]])
     found = usual(model, [batch([[0, 1], [1, 2]], grey=0.75)], CLASSES)
     assert found.thresholds.presence == pytest.approx(0.7)  # the shorter of the two
@@ -42,22 +42,22 @@ def test_what_is_usual_is_so_of_both() -> None:
     assert found.prototypes == ((0.0, 0.0), (2.5, 2.5), (5.0, 5.0))
 
 
-def test_a_drawing_that_is_worse_than_any_yet_has_a_place_in_the_histogram() -> None:
+def test_the_error_histogram_reaches_beyond_the_largest_error() -> None:
     found = usual(Greys([[0.9, 0.7, 0.2]]), [batch([[0, 1]], 0.25), batch([[1, 2]], 0.35)], CLASSES)
     assert found.references.reconstruction_error.edges[-1] == pytest.approx(1.25 * 0.25)
 
 
-def test_drawings_over_each_other_are_no_brighter_than_white() -> None:
+def test_overlaid_drawings_are_clipped_to_white() -> None:
     model = Greys([[0.9, 0.7, 0.2]], greys=(0.75, 0.75, 0.0))
     drawing = draw(model, model.classify(torch.zeros(1, 1, 2, 2)).capsules, torch.tensor([[0, 1]]))
     assert float(drawing.max()) == 1.0
 
 
-def test_the_drawing_error_is_of_what_the_network_believes() -> None:
+def test_the_drawing_error_is_that_of_the_predicted_class() -> None:
     """Not of the objects that are really there: that would flatter it."""
     found = evaluate(Greys([[0.9, 0.1, 0.2]]), [batch([[1]], 0.25)], 3)  # takes a b for an a, and draws that
     assert (found.errors, found.reconstruction_error) == (1, 0.0)
 
 
-def test_two_have_no_confusion() -> None:
+def test_pairs_have_an_empty_confusion_matrix() -> None:
     assert not evaluate(Greys([[0.9, 0.7, 0.2]]), [batch([[0, 1]], 0.25)], 3).confusion.any()

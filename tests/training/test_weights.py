@@ -77,7 +77,7 @@ def test_the_service_makes_the_errors_that_a_shipped_bundle_claims(name: str, va
     assert found.reconstruction_error == pytest.approx(claimed[variant].reconstruction_error, rel=0.01)
 
 
-def test_the_overlapping_pairs_are_the_ones_that_errors_were_counted_on(mnist_folder: Path) -> None:
+def test_the_overlapping_test_pairs_have_not_changed(mnist_folder: Path) -> None:
     """Another version of torch might draw other partners and shifts from the same seed; errors would not be comparable."""
     content = hashlib.sha256()
     for batch in fixed_batches(load("mnist", mnist_folder).test, "overlapping"):
@@ -87,7 +87,7 @@ def test_the_overlapping_pairs_are_the_ones_that_errors_were_counted_on(mnist_fo
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_percentages_and_intervals_are_those_of_the_errors_counted(name: str) -> None:
+def test_recorded_percentages_and_intervals_match_the_error_counts(name: str) -> None:
     metrics = bundle.read(accuracy.MODELS / name).manifest.metrics
     claimed = [each.error for each in metrics.test.values()] + [each.test for each in metrics.other_seeds]
     for rate in claimed:
@@ -96,7 +96,7 @@ def test_percentages_and_intervals_are_those_of_the_errors_counted(name: str) ->
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) -> None:
+def test_a_shipped_bundle_has_its_presets_config_and_all_epochs(name: str) -> None:
     manifest = bundle.read(accuracy.MODELS / name).manifest
     config = Config.from_dict(manifest.config)
     assert [each for each in config.differences(PRESETS[name]) if not each.startswith("training.seed:")] == []
@@ -104,7 +104,7 @@ def test_a_shipped_bundle_is_its_preset_s_and_was_trained_to_the_end(name: str) 
 
 
 @pytest.mark.parametrize("name", accuracy.SHIPPED)
-def test_what_a_shipped_bundle_calls_usual_is_so(name: str, mnist_folder: Path) -> None:
+def test_the_statistics_of_a_shipped_bundle_are_reproducible(name: str, mnist_folder: Path) -> None:
     """On the held-out digits: thresholds for verdicts, references for drift, prototypes."""
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
