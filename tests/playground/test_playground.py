@@ -194,11 +194,13 @@ def test_a_pose_is_drawn_as_another_digit(with_seven: Page) -> None:
     assert said(page, "#subject") == "This is your 7, drawn as a 1."
 
 
-def test_an_average_digit_can_be_chosen_before_anything_is_drawn(page: Page) -> None:
+def test_an_average_digit_can_be_chosen_and_turned_before_anything_is_drawn(page: Page) -> None:
     assert "the model’s average 3" in said(page, "#subject")
     before = image(page, "turned")
     page.select_option("#as-label", "8")
-    wait_for_change(page, "turned", before)
+    average = wait_for_change(page, "turned", before)
+    page.locator("#sliders input").first.fill("0.25")
+    wait_for_change(page, "turned", average)
 
 
 def test_dimensions_have_the_names_that_the_manifest_gives(open_page: OpenPage, server: str) -> None:

@@ -323,14 +323,6 @@ def test_refusals_do_not_repeat_messages_of_libraries(limited: httpx.Client, sev
         assert not told.startswith(":")
 
 
-def test_a_slow_sender_gets_408(limited: httpx.Client) -> None:
-    host, port = limited.base_url.host, limited.base_url.port
-    with socket.create_connection((host, port), timeout=5) as connection:
-        connection.sendall(b"POST /predict HTTP/1.1\r\nHost: x\r\nContent-Type: image/png\r\nContent-Length: 1000\r\n\r\nab")
-        answer = b"".join(iter(lambda: connection.recv(1000), b""))
-        assert answer.startswith(b"HTTP/1.1 408")
-
-
 def test_the_total_size_of_all_bodies_is_limited(nets: dict[str, CapsNet], seven: bytes) -> None:
     with serving(settings(max_body=LIMIT), nets) as client, ExitStack() as opened:
         host, port = client.base_url.host, client.base_url.port

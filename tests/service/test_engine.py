@@ -274,9 +274,6 @@ def test_an_unreadable_or_mismatched_graph_raises_a_bundle_error(tmp_path: Path)
         device.open(made.decoder, bundle.ENCODER, made.manifest)
 
 
-# Without a GPU, CUDA can fail in three ways. In each of them `cuda` does not start, and `auto` says so and takes the CPU.
-
-
 def test_the_first_picture_without_finite_numbers_is_named() -> None:
     made = np.zeros((4, 3, 2), np.float32)
     expect_numbers("tiny", "picture", made)
