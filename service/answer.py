@@ -12,32 +12,32 @@ from service.manifest import Manifest
 from service.pose import Pose
 from service.verdict import Verdict
 
-DIGITS = 6  # decimals of a probability: float32 has no more
+DECIMALS = 6  # decimals of a probability: float32 has no more
 
 
 def prediction(
-    manifest: Manifest, perception: Perception, row: int, judged: Verdict, drawings: bool, taken: Array | None = None
+    manifest: Manifest, perception: Perception, row: int, verdict: Verdict, drawings: bool, input_image: Array | None = None
 ) -> dict[str, Any]:
     """`drawings` adds each object's drawing to the answer; `taken` (C, H, W), the network's input, is added too if given."""
-    probabilities = [round(length, DIGITS) for length in perception.lengths[row].tolist()]
-    objects = perception.objects(row)
-    found: list[dict[str, Any]] = []
-    for index, label in enumerate(objects):
+    probabilities = [round(length, DECIMALS) for length in perception.lengths[row].tolist()]
+    labels = perception.objects(row)
+    objects: list[dict[str, Any]] = []
+    for index, label in enumerate(labels):
         token = pose.encode(Pose(label, perception.capsules[row, label]), manifest)
-        found.append({"label": manifest.classes[label], "probability": probabilities[label], "pose": token})
+        objects.append({"label": manifest.classes[label], "probability": probabilities[label], "pose": token})
         if drawings:
-            found[-1]["reconstruction"] = _data_uri(images.png(perception.drawings[row, index]))
-    said: dict[str, Any] = {
+            objects[-1]["reconstruction"] = _data_uri(images.png(perception.drawings[row, index]))
+    fields: dict[str, Any] = {
         "model": manifest.name,
-        "label": manifest.classes[objects[0]],
+        "label": manifest.classes[labels[0]],
         "probabilities": probabilities,
-        "objects": found,
-        "reconstruction_error": round(float(perception.errors[row]), DIGITS),
-        "verdict": judged,
+        "objects": objects,
+        "reconstruction_error": round(float(perception.errors[row]), DECIMALS),
+        "verdict": verdict,
     }
-    if taken is not None:
-        said["input"] = _data_uri(images.png(taken))
-    return said
+    if input_image is not None:
+        fields["input"] = _data_uri(images.png(input_image))
+    return fields
 
 
 def _data_uri(png: bytes) -> str:

@@ -77,7 +77,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
     for routes in (predict, reconstruct, models, inference_protocol, health, playground):
         app.include_router(routes.router)
     app.include_router(inference_protocol.probes)
-    app.openapi = openapi.documented(app, serving, None if settings.api_key is None else OPEN_PATHS)  # type: ignore[method-assign]
+    app.openapi = openapi.document_maker(app, serving, None if settings.api_key is None else OPEN_PATHS)  # type: ignore[method-assign]
     return app
 
 
@@ -98,7 +98,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     service: Service = app.state.service
     if service.settings.workers > 1:
         await service.catalogue.warm_up()
-    service.metrics.at_work(service.settings.workers)
+    service.metrics.worker_started(service.settings.workers)
     work = asyncio.create_task(service.catalogue.run(service.measure))
     try:
         yield

@@ -43,7 +43,7 @@ class Observer(Protocol):
     """Called on the event loop, once per batch."""
 
     def batch_ran(self, images: int, run_seconds: float) -> None: ...
-    def failed(self, error: Exception) -> None: ...
+    def batch_failed(self, error: Exception) -> None: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -56,7 +56,7 @@ class _Request:
     queued_at: float  # time.monotonic()
     answer: asyncio.Future[Answer]
 
-    def over(self, now: float) -> bool:
+    def is_over(self, now: float) -> bool:
         """Whether nobody waits for the answer any more, or its deadline has passed."""
         return self.answer.done() or self.deadline <= now
 
@@ -98,7 +98,7 @@ class Batcher:
         self._picking = threading.Lock()
         self._waiting: deque[_Request] = deque()  # arrived, not yet in a batch; guarded by _picking
         self._accepted = 0  # images in total; written by the loop
-        self._taken = 0  # images in total that left _waiting; written under _picking
+        self._dequeued = 0  # images in total that left _waiting; written under _picking
         self._unanswered = 0  # requests; written by the loop
         self._answered_all = asyncio.Event()
         self._reserved = 0  # images being decoded, to be submitted
@@ -110,12 +110,12 @@ class Batcher:
     @property
     def queued(self) -> int:
         """Images that wait for the model."""
-        return self._accepted - self._taken
+        return self._accepted - self._dequeued
 
     @property
     def limit(self) -> int:
         """Estimate of how many images may wait without any of them waiting too long; at most max_queue."""
-        in_time = self._pace.pieces(self._max_wait) * self._max_batch * self._runners
+        in_time = self._pace.pieces_in(self._max_wait) * self._max_batch * self._runners
         return max(1, int(min(in_time, self.max_queue)))
 
     def start(self) -> None:
@@ -141,9 +141,9 @@ class Batcher:
         """Raises Busy if so many more images would wait too long or find no room. Called before pictures are decoded."""
         self._expect_room(images)
         # The batches measured need not have been full, and full ones take no less: this rather underestimates the wait.
-        if wait := self._pace.too_long(self._batches, self._waited, self._max_wait):
-            told = f"the queue takes about {wait:.1f} s ({self.queued} images), longer than the limit of"
-            raise self._full(f"{told} {self._max_wait:g} s")
+        if wait := self._pace.excessive_wait(self._batches_waiting, self._waited, self._max_wait):
+            estimate = f"the queue takes about {wait:.1f} s ({self.queued} images), longer than the limit of"
+            raise self._queue_full(f"{estimate} {self._max_wait:g} s")
 
     def _expect_room(self, images: int) -> None:
         if self._draining:
@@ -151,15 +151,15 @@ class Batcher:
         if images > self.max_queue:
             raise TooLarge(f"{images} images at once are more than the queue holds; send at most {self.max_queue}")
         if (waiting := self.queued + self._reserved) + images > self.max_queue:
-            raise self._full(f"the queue holds {self.max_queue} images and already has {waiting}")
+            raise self._queue_full(f"the queue holds {self.max_queue} images and already has {waiting}")
 
     @property
-    def _batches(self) -> float:
+    def _batches_waiting(self) -> float:
         """Full batches that wait, per runner."""
         return self.queued / self._max_batch / self._runners
 
-    def _full(self, why: str) -> Busy:
-        after = self._pace.until_room(self._batches, self._max_wait)
+    def _queue_full(self, why: str) -> Busy:
+        after = self._pace.seconds_until_room(self._batches_waiting, self._max_wait)
         return Busy(f"{why}; ask again after the seconds in Retry-After", "full", after)
 
     @contextmanager
@@ -197,7 +197,7 @@ class Batcher:
         """
         if self._picking.acquire(blocking=False):  # otherwise a runner is picking, or waiting for a first request
             try:
-                self._dismiss(self._in_vain())
+                self._refuse_late(self._remove_overdue())
             finally:
                 self._picking.release()
         at_work = list(filter(None, self._at_work))
@@ -209,18 +209,18 @@ class Batcher:
                 batch.given_up = True
                 for request in batch.requests:
                     request.refuse(Broken("the model hangs, and has not answered; ask another replica", "failed"))
-                self._end(len(batch.requests))
-                self._dismiss(batch.over)
+                self._count_answered(len(batch.requests))
+                self._refuse_late(batch.over)
         return bool(hung)
 
-    def _in_vain(self) -> list[_Request]:
+    def _remove_overdue(self) -> list[_Request]:
         """Takes out the requests that are over."""
         if not self._collect(wait=False):
             self._arrivals.put(None)  # that stop was meant for a runner
         now = time.monotonic()
-        over = [request for request in self._waiting if request.over(now)]
-        self._waiting = deque(request for request in self._waiting if not request.over(now))
-        self._taken += sum(request.images for request in over)
+        over = [request for request in self._waiting if request.is_over(now)]
+        self._waiting = deque(request for request in self._waiting if not request.is_over(now))
+        self._dequeued += sum(request.images for request in over)
         return over
 
     def _enqueue(self, inputs: Arrays, deadline: float) -> asyncio.Future[Answer]:
@@ -270,7 +270,7 @@ class Batcher:
             batch = _Batch()
             while self._waiting:
                 request = self._waiting[0]
-                if request.over(now):
+                if request.is_over(now):
                     batch.over.append(request)
                 elif batch.images and batch.images + request.images > most:
                     break
@@ -278,7 +278,7 @@ class Batcher:
                     batch.requests.append(request)
                     batch.images += request.images
                 self._waiting.popleft()
-                self._taken += request.images
+                self._dequeued += request.images
             return batch
 
     def _share(self) -> int:
@@ -303,9 +303,9 @@ class Batcher:
         if batch.given_up:  # nobody waits any more, and the observer may be gone
             return
         if error is not None:
-            self._observer.failed(error)
+            self._observer.batch_failed(error)
         elif batch.requests:
-            self._pace.took(finished - started)
+            self._pace.record(finished - started)
             self._waited = started - batch.requests[0].queued_at
             self._observer.batch_ran(batch.images, finished - started)
         first = 0
@@ -317,15 +317,15 @@ class Batcher:
                 rows = tuple(output[first:last] for output in outputs)
                 request.answer.set_result(Answer(rows, {"queue": started - request.queued_at, **stages}))
             first = last
-        self._end(len(batch.requests))
-        self._dismiss(batch.over)
+        self._count_answered(len(batch.requests))
+        self._refuse_late(batch.over)
 
-    def _dismiss(self, over: list[_Request]) -> None:
+    def _refuse_late(self, over: list[_Request]) -> None:
         for request in over:
             request.refuse(TooLate("the deadline passed in the queue; ask again later, or for fewer pictures at once", "late"))
-        self._end(len(over))
+        self._count_answered(len(over))
 
-    def _end(self, requests: int) -> None:
+    def _count_answered(self, requests: int) -> None:
         self._unanswered -= requests
         if not self._unanswered:
             self._pace, self._waited = Pace(), 0.0

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 LONG = 0.05  # seconds of CPU time; most pictures take a few milliseconds
-AVOIDED = 100  # small pictures that go to the crew after one that took longer than LONG
+PENALTY = 100  # small pictures that go to the crew after one that took longer than LONG
 
 
 class Brevity:
     def __init__(self) -> None:
-        self._avoided = 0  # small pictures still to go to the crew
+        self._penalty = 0  # small pictures still to go to the crew
 
-    def expected(self) -> bool:
+    def allows_next(self) -> bool:
         """Whether the next small picture may be decoded on the loop; called once for each."""
-        if self._avoided:
-            self._avoided -= 1
+        if self._penalty:
+            self._penalty -= 1
             return False
         return True
 
-    def took(self, seconds: float) -> None:
+    def record(self, seconds: float) -> None:
         """Records the CPU time that decoding a picture took on the event loop."""
         if seconds > LONG:
-            self._avoided = AVOIDED
+            self._penalty = PENALTY

@@ -251,7 +251,7 @@ class Catalogue:
     async def warm_up(self) -> None:
         for served in self:
             if error := await self._prepare(served):  # then not ready, and probed from now on
-                served.failed(error)
+                served.record_failure(error)
         interpreter.settle()
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))

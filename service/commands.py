@@ -58,7 +58,7 @@ def work(settings: Settings, place: int, address: tuple[str, int], beats: worker
     def served() -> int:
         from service import metrics
 
-        metrics.keep_at(place)
+        metrics.keep_in_files(place)
         with listening.join(address) as listener:
             return _answer(settings, listener, beat)
 

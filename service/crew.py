@@ -20,7 +20,7 @@ from itertools import count
 from queue import PriorityQueue
 from typing import Any, TypeVar
 
-from service.errors import Busy, TooLate, let_go
+from service.errors import Busy, TooLate, release_frames
 from service.pace import Pace
 
 T = TypeVar("T")
@@ -39,7 +39,7 @@ class Crew:
         self._numbers = count()  # break ties: otherwise the queue would compare the errands themselves
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
         self._pace = Pace()
-        self._took: deque[float] = deque(maxlen=100)  # seconds, noted by the threads: a busy event loop learns of them late
+        self._durations: deque[float] = deque(maxlen=100)  # seconds, noted by the threads: a busy event loop learns of them late
         # For the part of a job that makes many short calls from Python: two threads contending for the GIL are slower than one.
         self.lock = threading.Lock()
         self._jobs = 0
@@ -57,20 +57,20 @@ class Crew:
 
     def admit(self) -> None:
         """Raises Busy if a job that came now would find too many before it."""
-        self._begin_anew()
+        self._reset_if_idle()
         before = self._jobs + self.coming - len(self._threads) + 1
-        oldest = next((errand for errand in self._unanswered if not errand.began), None)
-        waited = 0.0 if oldest is None else time.monotonic() - oldest.queued
-        while self._took:
-            self._pace.took(self._took.popleft())
+        oldest = next((errand for errand in self._unanswered if not errand.started_at), None)
+        waited = 0.0 if oldest is None else time.monotonic() - oldest.queued_at
+        while self._durations:
+            self._pace.record(self._durations.popleft())
         pieces = before / len(self._threads)
-        wait = self._pace.too_long(pieces, waited, self._max_wait, self._deadline)
+        wait = self._pace.excessive_wait(pieces, waited, self._max_wait, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
                 "ask again after the seconds in Retry-After",
                 "crew",
-                self._pace.until_room(pieces, self._max_wait, self._deadline),
+                self._pace.seconds_until_room(pieces, self._max_wait, self._deadline),
             )
 
     @contextmanager
@@ -86,8 +86,8 @@ class Crew:
         """Runs a job; `complete` is the time.monotonic() at which the whole request had arrived, None for a computed answer."""
         if not self._threads[0].ident:
             self._start()
-        self._begin_anew()
-        errand = _Errand(job, asyncio.get_running_loop(), self._took.append)
+        self._reset_if_idle()
+        errand = _Errand(job, asyncio.get_running_loop(), self._durations.append)
         self._jobs += 1
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
@@ -102,19 +102,19 @@ class Crew:
             errand.job = None  # if it is still queued: it may hold a whole request's body
             self._unanswered.pop(errand, None)
             if errand.at_work:  # nobody waits for it any more, but its thread is busy
-                errand.ended = self._one_less
+                errand.on_end = self._job_done
             else:
-                self._one_less()
+                self._job_done()
             del errand  # its error's traceback holds this frame, and a reference cycle is freed only much later
 
-    def _one_less(self) -> None:
+    def _job_done(self) -> None:
         self._jobs -= 1
 
-    def _begin_anew(self) -> None:
+    def _reset_if_idle(self) -> None:
         """Starts measuring afresh if there are no jobs: what was done for clients that have left is no guide."""
         if not self._jobs:
             self._pace = Pace()
-            self._took.clear()
+            self._durations.clear()
 
     def close(self) -> None:
         """Has the threads end when the queue is empty, without waiting for them."""
@@ -155,7 +155,7 @@ class Line:
             self.crew.lines.add(self)
         return await self.crew.do(job, complete)
 
-    def next(self) -> None:
+    def advance(self) -> None:
         """Notes that one of the pictures to come is here."""
         self.coming -= 1
 
@@ -164,30 +164,30 @@ class _Errand:
     """A job on its way from the event loop to a thread and back."""
 
     def __init__(
-        self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop, took: Callable[[float], None] = lambda _: None
+        self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop, report_duration: Callable[[float], None] = lambda _: None
     ) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
-        self.queued, self.began = time.monotonic(), 0.0  # `began` is 0 until it runs
-        self.ended: Callable[[], None] = lambda: None  # called on the loop after it has run
-        self._over = False
-        self._loop, self._took = loop, took
+        self.queued_at, self.started_at = time.monotonic(), 0.0  # `started_at` is 0 until it runs
+        self.on_end: Callable[[], None] = lambda: None  # called on the loop after it has run
+        self._finished = False
+        self._loop, self._report_duration = loop, report_duration
 
     @property
     def at_work(self) -> bool:
-        return self.began > 0 and not self._over
+        return self.started_at > 0 and not self._finished
 
     def run(self) -> None:
         job = self.job
         if job is None:
             return
-        result, error, self.began = None, None, time.monotonic()
+        result, error, self.started_at = None, None, time.monotonic()
         try:
             result = job()
         except Exception as failure:  # passed on to whoever waits
-            let_go(failure)
+            release_frames(failure)
             error = failure
-        self._took(time.monotonic() - self.began)
+        self._report_duration(time.monotonic() - self.started_at)
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell
@@ -195,8 +195,8 @@ class _Errand:
         del self, job, result, error  # an error's traceback holds this frame
 
     def _deliver(self, result: Any, error: Exception | None) -> None:
-        self._over = True
-        self.ended()
+        self._finished = True
+        self.on_end()
         if self.answer.done():
             return
         if error is not None:

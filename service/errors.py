@@ -128,7 +128,7 @@ class StartError(Exception):
     pass
 
 
-def let_go(error: BaseException | None) -> None:
+def release_frames(error: BaseException | None) -> None:
     """Frees what the frames of an error's traceback and of its causes hold, such as bodies and pixels.
 
     Answering a client may take as long as that client likes. Line numbers stay, for the log, and causes that it would show.

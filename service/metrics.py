@@ -41,11 +41,11 @@ TWENTIETHS = tuple(step / 20 for step in range(1, 21))  # like the manifests' re
 ERRORS = (0.005, 0.01, 0.015, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.125, 0.15, 0.2, 0.3, 0.5)
 IMAGES = (1, 2, 4, 8, 16, 32, 64, 128)
 
-values.ValueClass = values.MutexValue  # in memory until keep_at: PROMETHEUS_MULTIPROC_DIR may be set for other programs
+values.ValueClass = values.MutexValue  # in memory until keep_in_files: PROMETHEUS_MULTIPROC_DIR may be set for other programs
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they would double the series, to say when each began
 
 
-def keep_at(place: int) -> None:
+def keep_in_files(place: int) -> None:
     """Keeps this worker's metrics in files named by its place, not by its process: its replacement continues counting there."""
     values.ValueClass = values.MultiProcessValue(lambda: place)  # type: ignore[no-untyped-call]
 
@@ -54,14 +54,14 @@ class Metrics:
     def __init__(self) -> None:
         registry = self.registry = CollectorRegistry()
 
-        def counter(name: str, what: str, *labels: str) -> Counter:
-            return Counter(f"capserve_{name}", what, labels, registry=registry)
+        def counter(name: str, description: str, *labels: str) -> Counter:
+            return Counter(f"capserve_{name}", description, labels, registry=registry)
 
-        def gauge(name: str, what: str, *labels: str, across: Across) -> Gauge:
-            return Gauge(f"capserve_{name}", what, labels, registry=registry, multiprocess_mode=across)
+        def gauge(name: str, description: str, *labels: str, across: Across) -> Gauge:
+            return Gauge(f"capserve_{name}", description, labels, registry=registry, multiprocess_mode=across)
 
-        def histogram(name: str, what: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
-            return Histogram(f"capserve_{name}", what, labels, registry=registry, buckets=buckets)
+        def histogram(name: str, description: str, *labels: str, buckets: Sequence[float] = SECONDS) -> Histogram:
+            return Histogram(f"capserve_{name}", description, labels, registry=registry, buckets=buckets)
 
         self.requests = counter("requests_total", "Requests answered, by route and status.", "route", "status")
         self.request_seconds = histogram("request_duration_seconds", "From a request's last byte to its answer.", "route")
@@ -137,34 +137,36 @@ class Metrics:
         self.references = ReferenceHistograms()
         registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
-        self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
+        self._route_metrics = cache(
+            lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route))
+        )
         self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER]
-        self.began: Gauge | None = None
+        self.start_time: Gauge | None = None
         if self._files is None:
             ProcessCollector(registry=registry)
         else:  # of ProcessCollector's metrics, the one that several processes can report together
-            told = "Start time of the process since unix epoch in seconds; of several workers, of the last that began."
-            self.began = Gauge("process_start_time_seconds", told, registry=registry, multiprocess_mode="max")
+            description = "Start time of the process since unix epoch in seconds; of several workers, of the last that began."
+            self.start_time = Gauge("process_start_time_seconds", description, registry=registry, multiprocess_mode="max")
 
-    def at_work(self, wanted: int) -> None:
+    def worker_started(self, workers: int) -> None:
         """Notes that this process begins to answer, as one of `wanted`."""
         self.workers.set(1)
-        if self.began is not None:
-            self.began.set_to_current_time()
-        self.workers_wanted.set(wanted)
+        if self.start_time is not None:
+            self.start_time.set_to_current_time()
+        self.workers_wanted.set(workers)
 
-    def answered(self, route: str, status: int, seconds: float, stages: Mapping[Stage, float]) -> None:
-        requests, duration = self._route(route, status)
+    def count_answer(self, route: str, status: int, seconds: float, stages: Mapping[Stage, float]) -> None:
+        requests, duration = self._route_metrics(route, status)
         requests.inc()
         duration.observe(seconds)
-        for stage, taken in stages.items():
-            self._stages[stage].observe(taken)
+        for stage, seconds_taken in stages.items():
+            self._stages[stage].observe(seconds_taken)
 
-    def refused(self, error: Exception) -> None:
+    def count_refusal(self, error: Exception) -> None:
         """Counts a request that was not computed."""
         self.rejections.labels(error.reason if isinstance(error, TurnedAway) else type(error).__name__).inc()
 
-    def left(self) -> None:
+    def count_departure(self) -> None:
         """Counts a client that left before its answer came."""
         self.rejections.labels("gone").inc()
 
@@ -173,25 +175,25 @@ class Metrics:
             return generate_latest(self.registry)
         if not os.path.isdir(self._files):
             raise Broken("the folder of the workers' metrics was removed; restart the server", "failed")
-        everyone = CollectorRegistry()
-        everyone.register(self.references)
-        MultiProcessCollector(everyone, self._files)  # type: ignore[no-untyped-call]
-        return generate_latest(everyone)
+        all_workers = CollectorRegistry()
+        all_workers.register(self.references)
+        MultiProcessCollector(all_workers, self._files)  # type: ignore[no-untyped-call]
+        return generate_latest(all_workers)
 
     def describe(self, net: CapsNet) -> None:
-        self._tell(net, served=True)
+        self._set_info(net, served=True)
         self.failures.labels(net.manifest.name)  # starts at 0: an increase is only seen between two scrapes
         self.references.remember(net.manifest)
 
     def forget(self, net: CapsNet) -> None:
         """Sets the gauges of a model that is no longer served to 0: labels cannot be removed from several processes' files."""
-        self._tell(net, served=False)
+        self._set_info(net, served=False)
         for graph in ("encoder", "decoder"):
             self.queue_images.labels(net.manifest.name, graph).set(0)
             self.queue_limit.labels(net.manifest.name, graph).set(0)
         self.references.forget(net.manifest)
 
-    def _tell(self, net: CapsNet, served: bool) -> None:
+    def _set_info(self, net: CapsNet, served: bool) -> None:
         manifest = net.manifest
         self.model_info.labels(manifest.name, manifest.version, net.variant, manifest.preset).set(served)
         self.provider_info.labels(manifest.name, net.device.provider).set(served)
@@ -225,12 +227,12 @@ class ReferenceHistograms(Collector):
             labels=["model"],
         )
         for name, manifest in list(self._manifests.items()):  # a reload may change them meanwhile, in another thread
-            _add(lengths, name, manifest.references.winner_length, TWENTIETHS)
-            _add(errors, name, manifest.references.reconstruction_error, ERRORS)
+            _add_reference(lengths, name, manifest.references.winner_length, TWENTIETHS)
+            _add_reference(errors, name, manifest.references.reconstruction_error, ERRORS)
         yield from (lengths, errors)
 
 
-def _add(family: HistogramMetricFamily, model: str, reference: Shares, bounds: Sequence[float]) -> None:
+def _add_reference(family: HistogramMetricFamily, model: str, reference: Shares, bounds: Sequence[float]) -> None:
     edges, shares = np.array(reference.edges), np.array(reference.shares)
     below = np.interp(bounds, edges, np.concatenate([[0.0], shares.cumsum()]))
     mean = float(shares @ (edges[:-1] + edges[1:]) / 2)
@@ -240,12 +242,12 @@ def _add(family: HistogramMetricFamily, model: str, reference: Shares, bounds: S
 
 
 class GraphObserver:
-    """A batcher's Observer for one graph of one model, its labels looked up once; failures go to `failed`."""
+    """A batcher's Observer for one graph of one model, its labels looked up once; failures go to `batch_failed`."""
 
-    def __init__(self, metrics: Metrics, model: str, graph: str, failed: Callable[[Exception], None]) -> None:
+    def __init__(self, metrics: Metrics, model: str, graph: str, batch_failed: Callable[[Exception], None]) -> None:
         self._images = metrics.batch_images.labels(model, graph)
         self._seconds = metrics.batch_seconds.labels(model, graph)
-        self.failed = failed
+        self.batch_failed = batch_failed
 
     def batch_ran(self, images: int, run_seconds: float) -> None:
         self._images.observe(images)
@@ -261,7 +263,7 @@ class PredictionObserver:
         self._length = metrics.winner_length.labels(model)
         self._error = metrics.reconstruction_error.labels(model)
 
-    def saw(self, perception: Perception, verdicts: Sequence[Verdict]) -> None:
+    def record(self, perception: Perception, verdicts: Sequence[Verdict]) -> None:
         for row, (error, verdict) in enumerate(zip(perception.errors.tolist(), verdicts, strict=True)):
             for label in perception.objects(row):
                 self._labels[label].inc()

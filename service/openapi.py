@@ -18,7 +18,7 @@ from service.served import Served
 from service.tensors import InferenceRequest
 from service.web.problems import MEDIA_TYPE
 
-DESCRIBED = (Problem, InferenceRequest)  # routes refer to these in their descriptions, and FastAPI does not know them
+EXTRA_SCHEMAS = (Problem, InferenceRequest)  # routes refer to these in their descriptions, and FastAPI does not know them
 REFERENCE = "#/components/schemas/{model}"
 KEYS = {"bearer": {"type": "http", "scheme": "bearer"}, "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"}}
 HEADERS = {
@@ -41,34 +41,34 @@ IF_NONE_MATCH = {
 logger = logging.getLogger(__name__)
 
 
-def documented(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> Callable[[], dict[str, Any]]:
+def document_maker(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> Callable[[], dict[str, Any]]:
     """Returns a replacement for app.openapi, which makes the document when first called and again when the default model changes.
 
     To be called in a thread, since the model runs for it. `keyless` are the paths that need no key; None if there is no key.
     """
-    plain, making = app.openapi, Lock()
-    made: tuple[str, dict[str, Any]] = "", {}
+    original, lock = app.openapi, Lock()
+    cached: tuple[str, dict[str, Any]] = "", {}
 
     def openapi() -> dict[str, Any]:
-        nonlocal made
-        with making:
+        nonlocal cached
+        with lock:
             served = catalogue.get(None)
-            if made[0] != served.digest:
+            if cached[0] != served.digest:
                 app.openapi_schema = None
-                made = served.digest, _completed(plain(), served, keyless)
-            return made[1]
+                cached = served.digest, _completed(original(), served, keyless)
+            return cached[1]
 
     return openapi
 
 
 def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | None) -> dict[str, Any]:
     """Adds what FastAPI does not know to its document, and drops responses that cannot occur."""
-    _, described = models_json_schema([(each, "validation") for each in DESCRIBED], ref_template=REFERENCE)
-    document["components"]["schemas"] |= described["$defs"]
-    _drop_what_cannot_come(document)
+    _, schemas = models_json_schema([(each, "validation") for each in EXTRA_SCHEMAS], ref_template=REFERENCE)
+    document["components"]["schemas"] |= schemas["$defs"]
+    _drop_impossible_responses(document)
     _document_headers(document)
     if keyless is not None:
-        _lock(document, keyless)
+        _document_key(document, keyless)
     try:
         examples.add(document, served)
     except Exception as error:  # whatever the runtime raises, or a fault of ours: the log shows which
@@ -77,7 +77,7 @@ def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | Non
     return document
 
 
-def _drop_what_cannot_come(document: dict[str, Any]) -> None:
+def _drop_impossible_responses(document: dict[str, Any]) -> None:
     """Drops FastAPI's own 422 for path parameters: ours are strings, so that it never occurs; our 422 is a Problem."""
     for operation in (each for path in document["paths"].values() for each in path.values()):
         if "application/json" in operation["responses"].get("422", {}).get("content", ()):
@@ -90,19 +90,19 @@ def _document_headers(document: dict[str, Any]) -> None:
     """Documents what all answers carry, Retry-After where an answer says that, and ETags where there can be a 304."""
     document["components"]["headers"] = HEADERS
     for operation in (each for path in document["paths"].values() for each in path.values()):
-        tagged = ("200", "304") if "304" in operation["responses"] else ()
-        if tagged:
+        statuses_with_etag = ("200", "304") if "304" in operation["responses"] else ()
+        if statuses_with_etag:
             operation.setdefault("parameters", []).append(IF_NONE_MATCH)
         for status, answer in operation["responses"].items():
             names = ["X-Request-ID", "Server-Timing"]
-            if status in tagged:
+            if status in statuses_with_etag:
                 names.append("ETag")
             if status == "503" and MEDIA_TYPE in answer.get("content", ()):  # a probe's 503 does not
                 names.append("Retry-After")
             answer["headers"] = answer.get("headers", {}) | {name: {"$ref": f"#/components/headers/{name}"} for name in names}
 
 
-def _lock(document: dict[str, Any], keyless: Set[str]) -> None:
+def _document_key(document: dict[str, Any], keyless: Set[str]) -> None:
     """Documents both ways to send the key."""
     document["components"]["securitySchemes"] = KEYS
     document["security"] = [{name: []} for name in KEYS]

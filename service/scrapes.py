@@ -11,7 +11,7 @@ import time
 from collections.abc import Awaitable, Callable
 
 REST = 4  # times as long as writing the last text took, but at most LONGEST
-LONGEST = 1.0  # seconds: on a busy machine, or with a silent Ray replica, writing takes nearly as long as Prometheus waits
+LONGEST_REST = 1.0  # seconds: on a busy machine, or with a silent Ray replica, writing takes nearly as long as Prometheus waits
 
 
 class Scrapes:
@@ -19,21 +19,21 @@ class Scrapes:
         self._write = write
         self._next: asyncio.Task[bytes] | None = None  # not begun yet: further scrapes may share it
         self._turn = asyncio.Lock()
-        self._rested = 0.0  # time.monotonic()
+        self._rest_ends = 0.0  # time.monotonic()
 
     async def text(self) -> bytes:
         """Returns a text that covers everything that happened before this call."""
         if self._next is None:
-            self._next = asyncio.create_task(self._written())
+            self._next = asyncio.create_task(self._write_next())
         return await asyncio.shield(self._next)
 
-    async def _written(self) -> bytes:
+    async def _write_next(self) -> bytes:
         async with self._turn:
-            await asyncio.sleep(self._rested - time.monotonic())
+            await asyncio.sleep(self._rest_ends - time.monotonic())
             self._next = None
             began = time.monotonic()
             try:
                 return await self._write()
             finally:
                 ended = time.monotonic()
-                self._rested = ended + min(REST * (ended - began), LONGEST)
+                self._rest_ends = ended + min(REST * (ended - began), LONGEST_REST)

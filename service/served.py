@@ -25,7 +25,9 @@ from service.visits import Stages
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
-HANGING = 60  # looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too
+HANGING_LOOKS = (
+    60  # looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too
+)
 MOST_DRAWINGS = 4_096  # how many one request may ask for, and how many may wait at least
 
 
@@ -51,19 +53,19 @@ class Served:
         self._metrics = metrics
         self._predictions = PredictionObserver(metrics, name, net.manifest.classes)
         self._encodings = Batcher(
-            self._perceived,
+            self._run_encoder,
             max_batch=settings.max_batch,
             max_queue=settings.max_queue,
             max_wait=settings.max_wait,
-            observer=GraphObserver(metrics, name, "encoder", self.failed),
+            observer=GraphObserver(metrics, name, "encoder", self.record_failure),
             runners=net.encoder.runners,
         )
         self._drawings = Batcher(
-            self._drawn,
+            self._run_decoder,
             max_batch=DRAWN_TOGETHER,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
             max_wait=math.inf,  # nobody is refused for a long wait
-            observer=GraphObserver(metrics, name, "decoder", self.failed),
+            observer=GraphObserver(metrics, name, "decoder", self.record_failure),
         )
 
     @property
@@ -87,14 +89,14 @@ class Served:
         perception, stages = await self._perceive(images, complete, drawn)
         self._expect_numbers("picture", perception.lengths, perception.capsules, perception.drawings)
         verdicts = self.judge.verdicts(perception)
-        self._predictions.saw(perception, verdicts)
+        self._predictions.record(perception, verdicts)
         return Judged(perception, verdicts, stages)
 
-    def _expect_numbers(self, what: str, *made: Array) -> None:
+    def _expect_numbers(self, kind: str, *arrays: Array) -> None:
         try:
-            expect_numbers(self.manifest.name, what, *made)
+            expect_numbers(self.manifest.name, kind, *arrays)
         except Unprocessable:  # concerns this request only: others are answered
-            logger.error("model %s gives no finite numbers for a %s", self.manifest.name, what)
+            logger.error("model %s gives no finite numbers for a %s", self.manifest.name, kind)
             raise
 
     async def draw(self, poses: Array, classes: Labels, complete: float) -> tuple[Array, Stages]:
@@ -117,13 +119,13 @@ class Served:
 
     def drop_overdue(self) -> None:
         """Refuses requests that a hanging runtime would keep for ever, and notes whether it hangs."""
-        found = [batcher.drop_overdue(HANGING) for batcher in (self._encodings, self._drawings)]
-        if any(found) and not self.hangs:
+        hung = [batcher.drop_overdue(HANGING_LOOKS) for batcher in (self._encodings, self._drawings)]
+        if any(hung) and not self.hangs:
             self._metrics.failures.labels(self.manifest.name).inc()
-            logger.error("model %s hangs: a batch has been at work for more than %d s", self.manifest.name, HANGING)
-        self.hangs = any(found)
+            logger.error("model %s hangs: a batch has been at work for more than %d s", self.manifest.name, HANGING_LOOKS)
+        self.hangs = any(hung)
 
-    def failed(self, error: Exception) -> None:
+    def record_failure(self, error: Exception) -> None:
         self._metrics.failures.labels(self.manifest.name).inc()
         self.failures_in_a_row += 1
         logger.error("model %s failed, %d in a row: %s", self.manifest.name, self.failures_in_a_row, error)
@@ -150,7 +152,7 @@ class Served:
 
     # On the runners
 
-    def _perceived(self, images: Array, drawn: NDArray[np.bool_]) -> tuple[Perception, Stages]:
+    def _run_encoder(self, images: Array, drawn: NDArray[np.bool_]) -> tuple[Perception, Stages]:
         started = time.perf_counter()
         lengths, capsules = self.net.classify(images)
         encoded = time.perf_counter()
@@ -160,7 +162,7 @@ class Served:
             return perception, {"encode": ended - started}
         return perception, {"encode": encoded - started, "reconstruct": ended - encoded}
 
-    def _drawn(self, poses: Array, classes: Labels) -> tuple[tuple[Array], Stages]:
+    def _run_decoder(self, poses: Array, classes: Labels) -> tuple[tuple[Array], Stages]:
         started = time.perf_counter()
         drawings = self.net.reconstruct(poses, classes)
         return (drawings,), {"reconstruct": time.perf_counter() - started}

@@ -15,7 +15,7 @@ Stage = Literal["decode", "queue", "encode", "reconstruct"]
 Stages = dict[Stage, float]  # seconds
 
 SCOPE_KEY = "capserve.visit"
-TURN, WHOLE = "capserve.turn", "capserve.whole"  # scope keys set by the connection: when its turn came, when it was complete
+TURN, COMPLETE = "capserve.turn", "capserve.whole"  # scope keys set by the connection: when its turn came, when it was complete
 SOUND_ID = re.compile(rb"[A-Za-z0-9._:/=+-]{1,128}")
 
 request_id: ContextVar[str] = ContextVar("request_id", default="-")  # for the logs
@@ -27,7 +27,7 @@ class Visit:
     arrived: float = field(default_factory=time.monotonic)
     complete: float = field(default_factory=time.monotonic)  # when its body had arrived too: from then on the time is ours
     stages: Stages = field(default_factory=dict)
-    holds: int = 0  # bytes of its body
+    body_bytes: int = 0  # bytes of its body
     provider: str = ""  # ONNX Runtime's, if one ran a model for it
     refusal: str = ""  # why it was not answered as asked
 
@@ -39,14 +39,14 @@ class Visit:
         finally:
             self.stages[name] = time.monotonic() - started
 
-    def ran(self, stages: Stages, provider: str) -> None:
+    def model_ran(self, stages: Stages, provider: str) -> None:
         self.stages |= stages
         self.provider = provider
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """The headers that every answer carries, and one more if a model computed it."""
-        found = [(b"x-request-id", self.id.encode()), (b"server-timing", self.server_timing().encode())]
-        return [*found, (b"x-execution-provider", self.provider.encode())] if self.provider else found
+        headers = [(b"x-request-id", self.id.encode()), (b"server-timing", self.server_timing().encode())]
+        return [*headers, (b"x-execution-provider", self.provider.encode())] if self.provider else headers
 
     def server_timing(self) -> str:
         """The stages, and the total since its body arrived, in milliseconds."""
@@ -56,20 +56,20 @@ class Visit:
 
 def begin(scope: MutableMapping[str, Any]) -> Visit:
     """Begins the visit of a request whose head has arrived, perhaps a while ago: the event loop may have been busy."""
-    visit: Visit = scope.get(SCOPE_KEY) or named(scope["headers"])  # the connection may have refused it before its turn came
+    visit: Visit = scope.get(SCOPE_KEY) or new_visit(scope["headers"])  # the connection may have refused it before its turn came
     visit.arrived = visit.complete = scope.get(TURN, visit.arrived)
     scope[SCOPE_KEY] = visit
     request_id.set(visit.id)
     return visit
 
 
-def completed(scope: MutableMapping[str, Any]) -> None:
+def body_arrived(scope: MutableMapping[str, Any]) -> None:
     """Notes that the request's body has arrived, or never will."""
     visit = of(scope)
-    visit.complete = max(visit.arrived, scope.get(WHOLE) or time.monotonic())
+    visit.complete = max(visit.arrived, scope.get(COMPLETE) or time.monotonic())
 
 
-def named(headers: Iterable[tuple[bytes, bytes]]) -> Visit:
+def new_visit(headers: Iterable[tuple[bytes, bytes]]) -> Visit:
     """A visit with the ID that the client gave it, if that can stand in a log, otherwise with a new one."""
     given = next((value for key, value in headers if key == b"x-request-id"), b"")
     # Not os.urandom: an ID is no secret, and each would take 20 microseconds.

@@ -166,7 +166,7 @@ def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
     service: Service = app.state.service
     return uvicorn.Config(
         app,
-        http=partial(Protocol, patience=settings.patience, count=service.metrics.refused, bodies=service.bodies),  # type: ignore[arg-type]  # called as a class
+        http=partial(Protocol, patience=settings.patience, count=service.metrics.count_refusal, bodies=service.bodies),  # type: ignore[arg-type]  # called as a class
         log_config=None,  # logs.py has configured logging
         access_log=False,
         server_header=False,

@@ -172,7 +172,7 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
             inference: Inference = read() if len(sent) <= SMALL_BYTES else await line.do(read, visit.complete)
             images = _pictures(inference.inputs[IMAGES.name])
         found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
-        visit.ran(found.stages, served.provider)
+        visit.model_ran(found.stages, served.provider)
         return await _answer(service, inference, found.perception, names)
 
 

@@ -98,14 +98,14 @@ def _admitted(service: Service, query: PredictQuery, announced: int = 0) -> Serv
 async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, line: Line) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
     most, normalise = service.settings.max_pixels, query.normalise == "auto"
-    if len(data) <= SMALL_BYTES and service.brevity.expected():
+    if len(data) <= SMALL_BYTES and service.brevity.allows_next():
         began = time.thread_time()
         try:
             return images.decoded(data, min(SMALL_PIXELS, most), served.manifest, normalise)
         except TooLarge:
             pass  # in pixels, to be decoded on the event loop
         finally:
-            service.brevity.took(time.thread_time() - began)
+            service.brevity.record(time.thread_time() - began)
     return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.lock), visit.complete)
 
 
@@ -114,7 +114,7 @@ async def _indexed(
 ) -> Array:
     await asyncio.sleep(0)  # let others run between two pictures
     if index:
-        line.next()
+        line.advance()
     try:
         return await _image(service, served, data, query, visit, line)
     except TurnedAway:  # because of load, whichever picture it was
@@ -126,7 +126,7 @@ async def _indexed(
 
 async def _judged(served: Served, pictures: Array, visit: Visit) -> Judged:
     found = await served.perceive(pictures, visit.complete)
-    visit.ran(found.stages, served.provider)
+    visit.model_ran(found.stages, served.provider)
     return found
 
 

@@ -212,7 +212,7 @@ async def _drawn(request: Request, served: Served, poses: Array, classes: Labels
         state.of(request).crew.admit()
     visit = visits.of(request.scope)
     drawings, stages = await served.draw(poses, classes, visit.complete)
-    visit.ran(stages, served.provider)
+    visit.model_ran(stages, served.provider)
     return drawings
 
 

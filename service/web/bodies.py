@@ -15,11 +15,11 @@ class Bodies:
     def take(self, visit: Visit, size: int) -> None:
         self.admit(size)
         self.held += size
-        visit.holds += size
+        visit.body_bytes += size
 
     def release(self, visit: Visit) -> None:
-        self.held -= visit.holds
-        visit.holds = 0
+        self.held -= visit.body_bytes
+        visit.body_bytes = 0
 
     def admit(self, size: int = 0) -> None:
         """Raise Busy if `size` more bytes would exceed the limit."""

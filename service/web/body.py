@@ -42,16 +42,16 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     bodies.admit(size)
     chunks = []
     try:
-        async with asyncio.timeout(None if visits.WHOLE in request.scope else patience):  # most bodies are here by now
+        async with asyncio.timeout(None if visits.COMPLETE in request.scope else patience):  # most bodies are here by now
             async for chunk in request.stream():
-                if visit.holds + len(chunk) > max_body:
+                if visit.body_bytes + len(chunk) > max_body:
                     raise TooLarge(_too_large(max_body))
                 bodies.take(visit, len(chunk))
                 chunks.append(chunk)
     except TimeoutError:
         raise TooSlow(f"the body did not arrive in {patience:g} seconds; send it faster, or a smaller one") from None
     finally:
-        visits.completed(request.scope)
+        visits.body_arrived(request.scope)
     return b"".join(chunks)
 
 

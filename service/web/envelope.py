@@ -96,7 +96,7 @@ class Envelope:
     def _ends_connection(self, scope: Scope, status: int) -> bool:
         """Whether this answer ends the connection: while draining, because it would otherwise be closed under a client that must
         go elsewhere; and on refusing a client that waits for 100 Continue, because its body may or may not still come."""
-        return self._catalogue.draining or (status >= 400 and visits.WHOLE not in scope and _waits_for_leave(scope["headers"]))
+        return self._catalogue.draining or (status >= 400 and visits.COMPLETE not in scope and _waits_for_leave(scope["headers"]))
 
     def _turned_away(self, scope: Scope) -> Response | None:
         """Return a refusal if the key is missing, too many requests wait, or memory is short. Memory matters even without a body:
@@ -127,7 +127,7 @@ class Envelope:
 
     def _refusal(self, error: ServiceError, visit: visits.Visit) -> Response:
         visit.refusal = error.why
-        self._metrics.refused(error)
+        self._metrics.count_refusal(error)
         return problems.of(error)
 
     def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
@@ -140,9 +140,11 @@ class Envelope:
     def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", None)  # its pattern: the number of paths is unlimited
         seconds = time.monotonic() - visit.arrived
-        self._metrics.answered(route or NO_ROUTE, status, time.monotonic() - visit.complete, visit.stages)  # without its arrival
+        self._metrics.count_answer(
+            route or NO_ROUTE, status, time.monotonic() - visit.complete, visit.stages
+        )  # without its arrival
         if status == CLIENT_LEFT:
-            self._metrics.left()
+            self._metrics.count_departure()
         trace = None
         if self._tracing and not _is_unasked_probe(scope):
             trace = self._tracing.visited(method, route, _shown(scope["path"]), scope, visit, status, seconds)

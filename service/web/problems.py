@@ -11,7 +11,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
 from service import visits
-from service.errors import Busy, ServiceError, let_go
+from service.errors import Busy, ServiceError, release_frames
 from service.state import Service
 
 MEDIA_TYPE = "application/problem+json"
@@ -35,8 +35,8 @@ async def on_service_error(request: Request, error: Exception) -> Response:
     service: Service = request.app.state.service
     visit = visits.of(request.scope)
     visit.refusal = error.why
-    service.metrics.refused(error)
-    let_go(error)
+    service.metrics.count_refusal(error)
+    release_frames(error)
     if isinstance(error, Busy):
         service.bodies.release(visit)
         if service.crew.at_work:

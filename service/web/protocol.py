@@ -177,7 +177,7 @@ class Protocol(HttpToolsProtocol):
         if not self.parser.should_upgrade():
             self._in_body, self._head = False, 0
             self._forget_timer()
-            self.cycle.scope[visits.WHOLE] = time.monotonic()  # type: ignore[literal-required]
+            self.cycle.scope[visits.COMPLETE] = time.monotonic()  # type: ignore[literal-required]
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
@@ -286,9 +286,9 @@ class Protocol(HttpToolsProtocol):
     def _visit(self, in_body: bool) -> Visit:
         """Return the visit of the refused request: the last one, or one whose head is incomplete."""
         if not in_body:
-            return visits.named(self.headers if self._in_head else [])
+            return visits.new_visit(self.headers if self._in_head else [])
         scope: Any = self.cycle.scope
-        visit: Visit = scope.setdefault(visits.SCOPE_KEY, visits.named(scope["headers"]))
+        visit: Visit = scope.setdefault(visits.SCOPE_KEY, visits.new_visit(scope["headers"]))
         return visit
 
     def _told(self, error: ServiceError, visit: Visit) -> Response:

@@ -180,7 +180,7 @@ def test_requests_without_the_decoder_do_not_clear_its_failures(
 def test_a_hanging_model_fails_its_requests_and_the_liveness_probe(
     net: CapsNet, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, seven: bytes
 ) -> None:
-    monkeypatch.setattr("service.served.HANGING", 2)
+    monkeypatch.setattr("service.served.HANGING_LOOKS", 2)
     hung, inside, over = threading.Event(), threading.Event(), threading.Event()
 
     class Hanging:

@@ -29,7 +29,7 @@ class Watcher:
         self.batches.append(images)
         self.threads.add(threading.get_ident())
 
-    def failed(self, error):
+    def batch_failed(self, error):
         self.failures.append(error)
 
 
@@ -401,7 +401,7 @@ def test_the_owner_of_a_drained_batcher_is_freed_at_once(started: bool, fault: s
                 raise RuntimeError(fault)
             return (images,), {}
 
-        def failed(self, error):
+        def batch_failed(self, error):
             pass
 
     async def leave() -> weakref.ref[Owner]:

@@ -275,7 +275,7 @@ def test_future_pictures_of_admitted_requests_count_as_waiting() -> None:
             with crew.line(pictures) as line:
                 for number in range(pictures):
                     if number:
-                        line.next()
+                        line.advance()
                     await line.do(lambda: time.sleep(0.02), complete)
 
         batches = [asyncio.create_task(batch(40)) for _ in range(2)]
@@ -299,11 +299,11 @@ def test_pictures_that_a_request_never_brings_stop_counting() -> None:
         crew = Crew(1, most=9, max_wait=1, deadline=10)
         with suppress(ValueError), crew.line(5) as line:
             await line.do(lambda: None, time.monotonic())
-            line.next()
+            line.advance()
             raise ValueError
         assert crew.coming == 0
         with crew.line(5) as line:  # none of them for the crew
-            line.next()
+            line.advance()
         assert crew.coming == 0
         crew.close()
 
@@ -357,7 +357,7 @@ def test_a_long_running_job_does_not_count_as_waiting() -> None:
     async def crowd() -> None:
         crew, free = Crew(1, most=1_000, max_wait=0.2, deadline=60), threading.Event()
         long = asyncio.create_task(crew.do(lambda: free.wait(10), time.monotonic()))
-        crew._pace.took(0.1)
+        crew._pace.record(0.1)
         await asyncio.sleep(0.3)
         taken = []
         for _ in range(5):

@@ -89,8 +89,8 @@ def test_tensors_count_as_pictures_do(nets: dict[str, CapsNet], outputs: list[st
 def test_each_rejection_is_counted_once_by_its_reason() -> None:
     metrics = Metrics()
     for error in (Busy("no memory", "bodies"), TooLate("too late", "late"), NotAnImage("a poem")):
-        metrics.refused(error)
-    metrics.left()
+        metrics.count_refusal(error)
+    metrics.count_departure()
     lines = metrics.text().decode().splitlines()
     assert sorted(line for line in lines if line.startswith("capserve_rejections_total{")) == [
         'capserve_rejections_total{reason="NotAnImage"} 1.0',
@@ -188,7 +188,7 @@ def test_forgetting_a_model_resets_its_cpu_fallback(net: CapsNet) -> None:
 
 def test_each_stage_is_recorded_with_its_duration() -> None:
     counted = Metrics()
-    counted.answered("/predict", 200, 0.5, {"decode": 0.25, "queue": 0.125})
+    counted.count_answer("/predict", 200, 0.5, {"decode": 0.25, "queue": 0.125})
     for stage, taken in (("decode", 0.25), ("queue", 0.125)):
         assert counted.registry.get_sample_value("capserve_stage_duration_seconds_sum", {"stage": stage}) == taken
 
@@ -198,7 +198,7 @@ def test_each_object_of_a_picture_is_counted(net: CapsNet) -> None:
     lengths = np.eye(10, dtype=np.float32)[[3]] + 0.9 * np.eye(10, dtype=np.float32)[[5]]
     blank = np.zeros(shape, np.float32)
     seen = Perception(lengths, np.zeros((1, 10, 6)), np.array([[3, 5]]), np.ones((1, 2), bool), blank, np.zeros(1), np.ones(1))
-    PredictionObserver(counted, "tiny", net.manifest.classes).saw(seen, ["digit"])
+    PredictionObserver(counted, "tiny", net.manifest.classes).record(seen, ["digit"])
     told = [counted.registry.get_sample_value("capserve_predictions_total", {"model": "tiny", "label": each}) for each in "357"]
     assert told == [1, 1, 0]
 

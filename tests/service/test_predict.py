@@ -181,7 +181,7 @@ def test_after_a_slow_small_picture_the_crew_decodes_the_next_ones(
         return prepare(*asked)  # type: ignore[arg-type]
 
     monkeypatch.setattr(images, "prepare", slow_at_first)
-    monkeypatch.setattr(brevity, "AVOIDED", 2)
+    monkeypatch.setattr(brevity, "PENALTY", 2)
     monkeypatch.setattr(brevity, "LONG", 0.5)  # enough for a slow machine
     with serving(settings(), nets) as client:
         assert client.post("/predict/batch", files=[("file", small)] * 5).status_code == 200

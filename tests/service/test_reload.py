@@ -326,7 +326,7 @@ def test_another_sites_page_cannot_trigger_a_reload(keyed: httpx.Client) -> None
 def test_a_hanging_model_can_be_replaced_and_its_requests_end(
     folder: Path, seven: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("service.served.HANGING", 2)
+    monkeypatch.setattr("service.served.HANGING_LOOKS", 2)
     inside, over = threading.Event(), threading.Event()
     chosen = settings(api_key="sesame", deadline=0.5, drain=1.0, max_batch=1).model_copy(update={"models": folder})
     nets = catalogue.load(chosen)

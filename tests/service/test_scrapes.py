@@ -11,7 +11,7 @@ import pytest
 
 from service.engine import CapsNet
 from service.metrics import Metrics
-from service.scrapes import LONGEST, REST, Scrapes
+from service.scrapes import LONGEST_REST, REST, Scrapes
 from tests.service.conftest import serving, settings
 
 
@@ -60,12 +60,12 @@ def test_there_is_a_rest_between_two_texts() -> None:
 def test_the_rest_after_a_slow_text_is_bounded() -> None:
     async def ask() -> None:
         async def slowly() -> bytes:
-            await asyncio.sleep(LONGEST / 2)
+            await asyncio.sleep(LONGEST_REST / 2)
             return b""
 
         scrapes = Scrapes(slowly)
         await scrapes.text()
-        async with asyncio.timeout(1.9 * LONGEST):
+        async with asyncio.timeout(1.9 * LONGEST_REST):
             await scrapes.text()
 
     asyncio.run(ask())

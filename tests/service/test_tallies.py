@@ -43,9 +43,9 @@ def test_gauges_of_several_workers_are_combined(
     name: str, said: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
-    monkeypatch.setattr(values, "ValueClass", values.ValueClass)  # which keep_at sets
+    monkeypatch.setattr(values, "ValueClass", values.ValueClass)  # which keep_in_files sets
     for place, value in enumerate(said):
-        metrics.keep_at(place)
+        metrics.keep_in_files(place)
         worker = Metrics()
         gauge = getattr(worker, name)
         gauge.set(value)

@@ -482,7 +482,7 @@ def test_a_worker_that_cannot_start_leaves_no_metrics_behind(tmp_path: Path) -> 
     code = (
         "from service import metrics\n"
         "from service.app import create_app; from service.errors import StartError; from service.settings import Settings\n"
-        "metrics.keep_at(0)\n"
+        "metrics.keep_in_files(0)\n"
         "try: create_app(Settings(model='nope'))\n"
         "except StartError as error: print(error)"
     )
