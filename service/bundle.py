@@ -32,16 +32,16 @@ from service.manifest import (
     Variant,
     expect,
     fingerprint,
-    manifest_of,
-    record,
+    read_manifest,
     refuse_endless,
+    write_manifest,
 )
 
 Array = NDArray[np.float32]
 EXAMPLE_LIMIT = 64 << 20  # bytes unpacked
 
 # What a damaged zip can raise; its checksum has been verified by then, so the bundle was made wrong.
-_DAMAGED = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
+_DAMAGE_ERRORS = (OSError, EOFError, RuntimeError, zlib.error, zipfile.BadZipFile)
 DTYPES = {"float": "float32", "int64": "int64"}  # ONNX Runtime's names -> numpy's
 
 
@@ -122,7 +122,7 @@ class Bundle:
                 raise ValueError(f"{size} bytes unpacked, more than {EXAMPLE_LIMIT}")
             with np.load(path, allow_pickle=False) as arrays:
                 example = Example(*(arrays[name] for name in names))
-        except (*_DAMAGED, KeyError, ValueError, MemoryError) as error:
+        except (*_DAMAGE_ERRORS, KeyError, ValueError, MemoryError) as error:
             raise BundleError(f"{path}: expected the arrays {', '.join(names)}, found {error}") from error
         for spec in (*ENCODER.inputs, *ENCODER.outputs, *DECODER.inputs, *DECODER.outputs):
             array = getattr(example, spec.name)
@@ -136,7 +136,7 @@ class Bundle:
 
 def read(folder: Path) -> Bundle:
     """Reads the bundle in a folder: parses its manifest and verifies every file's checksum."""
-    manifest = manifest_of(folder)
+    manifest = read_manifest(folder)
     for name, expected in manifest.files.items():
         expect(f"sha256 of {folder / name}", expected, checksum(folder / name))
         if name.endswith(".onnx"):
@@ -156,7 +156,7 @@ def write(folder: Path, values: Mapping[str, Any]) -> Bundle:
         manifest = Manifest.model_validate({**values, **own})
     except ValidationError as error:
         raise BundleError(f"{folder}: cannot write the manifest: {error}") from error
-    record(folder, manifest)
+    write_manifest(folder, manifest)
     return read(folder)
 
 

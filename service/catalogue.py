@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_EVERY = 1.0  # seconds
 LONGEST_RELOAD = 300.0  # seconds; if one takes longer the runtime hangs, and other reloads are waiting
-LEFT_ALONE = (".", "_", "lost+found")  # prefixes of folders that are not bundles; the last is in the root of a volume
+SKIPPED_PREFIXES = (".", "_", "lost+found")  # prefixes of folders that are not bundles; the last is in the root of a volume
 
 
 def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict[str, CapsNet]:
@@ -40,9 +40,9 @@ def load(settings: Settings, known: Mapping[str, CapsNet] | None = None) -> dict
     open_bundle = opener(settings)
     nets: dict[str, CapsNet] = {}
     for folder in folders(settings):
-        made = bundle.read(folder)
-        before = (known or {}).get(made.manifest.name)
-        add(nets, before if before is not None and before.manifest == made.manifest else open_bundle(made), folder)
+        source = bundle.read(folder)
+        before = (known or {}).get(source.manifest.name)
+        add(nets, before if before is not None and before.manifest == source.manifest else open_bundle(source), folder)
     return nets
 
 
@@ -59,16 +59,16 @@ def add(nets: dict[str, CapsNet], net: CapsNet, folder: Path) -> CapsNet:
 def folders(settings: Settings) -> list[Path]:
     try:
         with os.scandir(settings.models) as entries:
-            names = [entry.name for entry in entries if not (entry.name.startswith(LEFT_ALONE) or _is_file(entry))]
-        what = "none in it"
+            names = [entry.name for entry in entries if not (entry.name.startswith(SKIPPED_PREFIXES) or _is_file(entry))]
+        found = "none in it"
     except OSError as error:
         if error.errno in (errno.EMFILE, errno.ENFILE):
             raise BundleError(f"{settings.models}: {error.strerror}; raise their limit (`ulimit -n`)") from error
-        names, what = [], str(error.strerror)
+        names, found = [], str(error.strerror)
     if os.path.exists(settings.models / MANIFEST):  # Path.exists would raise if the folder may not be searched
         raise BundleError(f"{settings.models}: expected a folder of bundles, found a bundle; name the folder that holds it")
     if not names:
-        raise BundleError(f"{settings.models}: expected a folder of bundles, found {what}; name another with CAPSERVE_MODELS")
+        raise BundleError(f"{settings.models}: expected a folder of bundles, found {found}; name another with CAPSERVE_MODELS")
     return [settings.models / name for name in sorted(names)]
 
 
@@ -93,21 +93,21 @@ def opener(settings: Settings) -> Callable[[Bundle], CapsNet]:
     threads = settings.threads or max(1, cpus.available() // settings.workers)
     device: Device | None = None
 
-    def open_bundle(made: Bundle) -> CapsNet:
+    def open_bundle(source: Bundle) -> CapsNet:
         nonlocal device
         if device is None:
-            probe = made.encoder("fp32")
+            probe = source.encoder("fp32")
             device = sessions.device(settings.device, threads, settings.cuda_memory, settings.cuda_graphs, probe)
-        return engine.load(made, settings.variant, device)
+        return engine.load(source, settings.variant, device)
 
     return open_bundle
 
 
-def others(settings: Settings, made: Bundle, net: CapsNet) -> list[CapsNet]:
+def other_encoders(settings: Settings, source: Bundle, net: CapsNet) -> list[CapsNet]:
     """Loads a bundle's other encoders, which this processor would not choose but others may."""
     if settings.variant != "auto" or net.device.provider != CPU:
         return []
-    return [engine.load(made, variant, net.device) for variant in made.manifest.variants if variant != net.variant]
+    return [engine.load(source, variant, net.device) for variant in source.manifest.variants if variant != net.variant]
 
 
 class Catalogue:
@@ -118,8 +118,8 @@ class Catalogue:
         self._reloading = asyncio.Lock()
         self.default = default(settings, nets)
         self.warm = False
-        self._abandoned = False  # supervision of the models has failed
-        self._ends: float | None = None  # time.monotonic() by which draining must be done
+        self._unsupervised = False  # supervision of the models has failed
+        self._drain_deadline: float | None = None  # time.monotonic() by which draining must be done
         for net in nets.values():
             metrics.describe(net)
 
@@ -130,33 +130,33 @@ class Catalogue:
         try:
             return self._served[self.default if name is None else name]
         except KeyError:
-            there = ", ".join(sorted(self._served))
-            raise UnknownModel(f"there is no model called {str(name)[:40]!r}; there are {there}") from None
+            names = ", ".join(sorted(self._served))
+            raise UnknownModel(f"there is no model called {str(name)[:40]!r}; there are {names}") from None
 
     def admit(self) -> None:
-        if self._abandoned:
+        if self._unsupervised:
             raise Busy("the models are no longer supervised; this server must be restarted, ask another", "failed")
         if not self.warm:
             raise Busy("the models are still warming up; ask again in a second", "warming")
 
     @property
     def draining(self) -> bool:
-        return self._ends is not None
+        return self._drain_deadline is not None
 
-    def retire(self) -> None:
+    def start_draining(self) -> None:
         """Starts draining: not ready from now on, and at an end after `linger` and `drain` seconds at most."""
-        if self._ends is None:
-            self._ends = time.monotonic() + self._settings.linger + self._settings.drain
+        if self._drain_deadline is None:
+            self._drain_deadline = time.monotonic() + self._settings.linger + self._settings.drain
 
-    def hurry(self) -> None:
+    def end_draining(self) -> None:
         """Ends draining now: what is not answered yet will not be."""
-        self._ends = time.monotonic()
+        self._drain_deadline = time.monotonic()
 
     @property
     def state(self) -> State:
         if self.draining:
             return "draining"
-        if self._abandoned:
+        if self._unsupervised:
             return "failing"
         if not self.warm:
             return "warming"
@@ -173,7 +173,7 @@ class Catalogue:
     @property
     def alive(self) -> bool:
         """False if a restart would help: a model hangs or fails again and again, or supervision of the models has failed."""
-        return not (self._abandoned or any(served.hopeless for served in self))
+        return not (self._unsupervised or any(served.hopeless for served in self))
 
     async def reload(self) -> dict[str, Change]:
         """Serves what the models folder holds now, without losing a request.
@@ -182,7 +182,7 @@ class Catalogue:
         """
         try:
             async with self._reloading:
-                changes = await self._taken_up_in_time()
+                changes = await self._reload_in_time()
         except Exception as error:  # counted whatever it is, and raised again
             self._metrics.reloaded.set(0)
             if isinstance(error, (BundleError, StartError)):
@@ -193,10 +193,10 @@ class Catalogue:
         logger.info("reloaded: %s", ", ".join(f"{name} {change}" for name, change in changes.items()))
         return changes
 
-    async def _taken_up_in_time(self) -> dict[str, Change]:
+    async def _reload_in_time(self) -> dict[str, Change]:
         try:
             async with asyncio.timeout(LONGEST_RELOAD) as limit:
-                return await self._taken_up()
+                return await self._reload()
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -205,16 +205,16 @@ class Catalogue:
                 "hangs; its thread still does, so restart the process if that happens again"
             ) from None
 
-    async def _taken_up(self) -> dict[str, Change]:
+    async def _reload(self) -> dict[str, Change]:
         before = self._served
         known = {name: served.net for name, served in before.items()}
         nets = await in_own_thread(partial(load, self._settings, known))
-        first = default(self._settings, nets)
+        default_name = default(self._settings, nets)
         fresh = {name: Served(net, self._settings, self._metrics) for name, net in nets.items() if known.get(name) is not net}
         await self._prepare_all(fresh)
-        if first != self.default:
-            logger.warning("the default model is now %s, no longer %s", first, self.default)
-        self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, first
+        if default_name != self.default:
+            logger.warning("the default model is now %s, no longer %s", default_name, self.default)
+        self._served, self.default = {name: fresh.get(name) or before[name] for name in nets}, default_name
         changes = {name: _change(name, before, self._served) for name in sorted({*before, *nets})}
         for name, served in before.items():
             if changes[name] != "unchanged":
@@ -264,23 +264,23 @@ class Catalogue:
         try:
             if not self.warm:
                 await self.warm_up()
-            await self._look_after_all(measure)
+            await self._supervise(measure)
         except Exception:  # no thread can be started, say; nobody awaits this task before the end
-            self._abandoned = True
+            self._unsupervised = True
             logger.exception("supervising the models failed; /healthz asks for a restart")
 
-    async def _look_after_all(self, measure: Callable[[], None]) -> None:
-        async def look_round() -> None:
+    async def _supervise(self, measure: Callable[[], None]) -> None:
+        async def check_all() -> None:
             measure()
             for served in (*self, *self._outgoing):
                 served.drop_overdue()
 
-        async def probe_those_that_failed() -> None:
+        async def probe_failing() -> None:
             await asyncio.gather(*(served.probe() for served in self if served.failures_in_a_row))
 
         async with asyncio.TaskGroup() as group:  # two tasks, since a probe may take as long as the deadline
-            group.create_task(_again_and_again(look_round))
-            group.create_task(_again_and_again(probe_those_that_failed))
+            group.create_task(_repeat(check_all))
+            group.create_task(_repeat(probe_failing))
 
     async def _prepare(self, served: Served) -> Exception | None:
         served.start()
@@ -297,13 +297,13 @@ class Catalogue:
 
     async def drain(self) -> None:
         """Answers what was accepted, in the time that is left."""
-        self.retire()
-        assert self._ends is not None
-        left = max(0.0, self._ends - time.monotonic())
+        self.start_draining()
+        assert self._drain_deadline is not None
+        left = max(0.0, self._drain_deadline - time.monotonic())
         await asyncio.gather(*(served.drain(left) for served in (*self, *self._outgoing)))
 
 
-async def _again_and_again(work: Callable[[], Awaitable[None]]) -> None:
+async def _repeat(work: Callable[[], Awaitable[None]]) -> None:
     while True:
         try:
             await work()

@@ -28,52 +28,52 @@ if TYPE_CHECKING:  # it imports ONNX Runtime
 logger = logging.getLogger(__name__)
 
 STDIN = "-"
-OURS_ALONE = ("127.0.0.1", "::1", "localhost")  # reachable from this machine only
+LOOPBACK_HOSTS = ("127.0.0.1", "::1", "localhost")  # reachable from this machine only
 
 
 def serve(settings: Settings) -> int:
     several = settings.workers > 1
-    _begin(settings, at_once=not several)  # a supervisor has files to remove, and imports nothing large
-    if strange := settings.unread():
-        logger.info("in the environment, but not settings: %s", ", ".join(strange))
-    if settings.api_key is None and settings.host not in OURS_ALONE:
+    _configure_process(settings, at_once=not several)  # a supervisor has files to remove, and imports nothing large
+    if unknown := settings.unknown_variables():
+        logger.info("in the environment, but not settings: %s", ", ".join(unknown))
+    if settings.api_key is None and settings.host not in LOOPBACK_HOSTS:
         logger.info("no key is set: anyone who reaches %s is answered (CAPSERVE_API_KEY)", settings.host)
-    return _ended(partial(workers.run, settings, work) if several else partial(_serve, settings))
+    return _run_to_exit(partial(workers.run, settings, run_worker) if several else partial(_serve_in_this_process, settings))
 
 
-def _serve(settings: Settings) -> int:
+def _serve_in_this_process(settings: Settings) -> int:
     """Serves in this process."""
     with listening.bind(settings.host, settings.port) as listener:
         claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
-        return _answer(settings, listener, beat=claim.close)
+        return _serve_on(settings, listener, beat=claim.close)
 
 
-def work(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
+def run_worker(settings: Settings, place: int, address: tuple[str, int], beats: workers.Beats) -> None:
     """Serves as one of several processes."""
 
     def beat() -> None:
         beats[place] += 1
 
-    def served() -> int:
+    def serve_as_worker() -> int:
         from service import metrics
 
         metrics.keep_in_files(place)
         with listening.join(address) as listener:
-            return _answer(settings, listener, beat)
+            return _serve_on(settings, listener, beat)
 
-    _begin(settings, at_once=True)
-    sys.exit(_ended(served))
+    _configure_process(settings, at_once=True)
+    sys.exit(_run_to_exit(serve_as_worker))
 
 
-def _answer(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
+def _serve_on(settings: Settings, listener: socket.socket, beat: Callable[[], None]) -> int:
     """Serves on `listener`. The models load while the HTTP modules are imported: loading is mostly not Python's work."""
     from service import catalogue  # imported here, so that --help and a supervisor do without onnxruntime
 
     allocator.return_large_blocks()
     interpreter.take_short_turns()
-    with ThreadPoolExecutor(1, "loading") as aside:
-        loading = aside.submit(catalogue.load, settings)
+    with ThreadPoolExecutor(1, "loading") as loader:
+        loading = loader.submit(catalogue.load, settings)
         from service.process import server
     return server.serve(settings, loading.result(), listener, beat)
 
@@ -82,22 +82,24 @@ def check(settings: Settings) -> int:
     """Loads and replays every bundle, and prints for each what runs it or what is wrong."""
     from service import bundle, catalogue
 
-    _end_with_the_reader()
+    _restore_sigpipe()
     open_bundle, status = catalogue.opener(settings), 0
     nets: dict[str, CapsNet] = {}
     for folder in catalogue.folders(settings):
         try:
-            made = bundle.read(folder)
-            net = catalogue.add(nets, open_bundle(made), folder)
-            others = [f"; {each.variant} within {each.replay:.1e}" for each in catalogue.others(settings, made, net)]
+            source = bundle.read(folder)
+            net = catalogue.add(nets, open_bundle(source), folder)
+            others = [f"; {each.variant} within {each.replay:.1e}" for each in catalogue.other_encoders(settings, source, net)]
         except (BundleError, StartError) as error:
-            _say(f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'does not match the settings'}: {error}")
+            _print_line(
+                f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'does not match the settings'}: {error}"
+            )
             status = 2
         else:
             name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"
             nodes = ", ".join(f"{count} nodes on {provider}" for provider, count in net.nodes.items())
             sound = f"{name}: sound: version {net.manifest.version}, {net.variant}, {nodes}, replay within {net.replay:.1e}"
-            _say(sound + "".join(others))
+            _print_line(sound + "".join(others))
     if nets:
         catalogue.default(settings, nets)  # raises what serve would
     if settings.traces is not None:
@@ -113,27 +115,29 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
     from service.engine import expect_numbers
     from service.verdict import Judge
 
-    _end_with_the_reader()
+    _restore_sigpipe()
     nets, status = catalogue.load(settings), 0
     net = nets[catalogue.default(settings, nets)]
     judge = Judge(net.manifest)
     for file in files:
         try:
-            image = images.decoded(_content(file, settings.max_body), settings.max_pixels, net.manifest, normalise)
+            image = images.decoded(_read_file(file, settings.max_body), settings.max_pixels, net.manifest, normalise)
             perception = net.perceive(image[None], np.array([True]))
             expect_numbers(net.manifest.name, "picture", perception.lengths, perception.capsules, perception.drawings)
         except (OSError, ServiceError) as error:
-            what = error.strerror if isinstance(error, OSError) else error
-            print(f"capserve: {file}: {what}", file=sys.stderr)
+            reason = error.strerror if isinstance(error, OSError) else error
+            print(f"capserve: {file}: {reason}", file=sys.stderr)
             status = 1
         else:
-            (judged,) = judge.verdicts(perception)
-            taken = image if input else None
-            _say(json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, judged, reconstruct, taken)}))
+            (verdict,) = judge.verdicts(perception)
+            input_image = image if input else None
+            _print_line(
+                json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, verdict, reconstruct, input_image)})
+            )
     return status
 
 
-def _content(file: str, most: int) -> bytes:
+def _read_file(file: str, most: int) -> bytes:
     """Reads a picture file, or standard input for `-`."""
     if file == STDIN:
         content = b"" if sys.stdin is None else sys.stdin.buffer.read(most + 1)  # None if it was closed
@@ -147,7 +151,7 @@ def _content(file: str, most: int) -> bytes:
     return content
 
 
-def _say(line: str) -> None:
+def _print_line(line: str) -> None:
     """Prints a line at once; raises StartError if it cannot be written, as on a full disk."""
     if sys.stdout is None:
         raise StartError("standard output cannot be written: it is closed")
@@ -158,12 +162,12 @@ def _say(line: str) -> None:
         raise StartError(f"standard output cannot be written: {error.strerror}") from error
 
 
-def _end_with_the_reader() -> None:
+def _restore_sigpipe() -> None:
     """Lets SIGPIPE end the process, as in other programs, when `| head` has read enough, instead of a traceback."""
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
 
 
-def _ended(run: Callable[[], int]) -> int:
+def _run_to_exit(run: Callable[[], int]) -> int:
     """Runs a server and returns the exit status; with a thread still in a runtime, ends the process here.
 
     An interpreter that shuts down around such a thread would abort.
@@ -182,7 +186,7 @@ def _ended(run: Callable[[], int]) -> int:
     return status
 
 
-def _begin(settings: Settings, at_once: bool) -> None:
+def _configure_process(settings: Settings, at_once: bool) -> None:
     """Configures the process, with signal handlers that hold until the server sets its own.
 
     Told to stop, it ends: with `at_once`, without an exception, which a library being imported might catch. Told to reload, it

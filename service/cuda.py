@@ -26,7 +26,7 @@ BUCKETS = (1, 2, 4, 8, 16, 32, 64)  # batch sizes that CUDA pads to
 
 # While ONNX Runtime records a CUDA graph in one thread, CUDA calls of others fail: allocations, copies, synchronisation. So one
 # thread at a time uses CUDA, whatever its session; a binding allows only one user at a time anyway.
-alone = threading.RLock()  # reentrant: its holder may trigger a CudaSession's __del__, which takes it too
+lock = threading.RLock()  # reentrant: its holder may trigger a CudaSession's __del__, which takes it too
 LONGEST_TURN = 1.0  # seconds that __del__ waits, since it may run on the event loop; if it takes longer the runtime hangs
 
 
@@ -52,15 +52,15 @@ class CudaSession(Session):
         runtime.check(self._session, spec, manifest, path)
         self._spec, self._manifest = spec, manifest
         self._graphs = bool(settings["enable_cuda_graph"])
-        self._places: dict[int, _Place] = {}
+        self._buffers: dict[int, _Buffers] = {}
         self.nodes = runtime.nodes(self._session)
 
     def __del__(self) -> None:
         """Frees everything while no other thread records: that would spoil the recording, and nothing would be freed."""
-        turn = alone.acquire(timeout=LONGEST_TURN)
+        acquired = lock.acquire(timeout=LONGEST_TURN)
         self.__dict__.clear()
-        if turn:
-            alone.release()
+        if acquired:
+            lock.release()
 
     def run(self, *inputs: NDArray[Any]) -> Arrays:
         most, count = BUCKETS[-1], len(inputs[0])
@@ -70,15 +70,15 @@ class CudaSession(Session):
     def _run(self, *inputs: NDArray[Any]) -> Arrays:
         count = len(inputs[0])
         size = next(bucket for bucket in BUCKETS if bucket >= count)
-        with alone:
-            place = self._places.get(size) or self._place(size)
-            for value, array in zip(place.inputs, inputs, strict=True):
+        with lock:
+            buffers = self._buffers.get(size) or self._allocate_buffers(size)
+            for value, array in zip(buffers.inputs, inputs, strict=True):
                 padding = [(0, size - count)] + [(0, 0)] * (array.ndim - 1)
                 value.update_inplace(np.ascontiguousarray(np.pad(array, padding)))
-            self._session.run_with_iobinding(place.binding, place.options)
-            return [value.numpy()[:count] for value in place.outputs]
+            self._session.run_with_iobinding(buffers.binding, buffers.options)
+            return [value.numpy()[:count] for value in buffers.outputs]
 
-    def _place(self, size: int) -> _Place:
+    def _allocate_buffers(self, size: int) -> _Buffers:
         binding, options = self._session.io_binding(), ort.RunOptions()
         inputs = [self._allocate(tensor, size) for tensor in self._spec.inputs]
         outputs = [self._allocate(tensor, size) for tensor in self._spec.outputs]
@@ -88,8 +88,8 @@ class CudaSession(Session):
             binding.bind_ortvalue_output(tensor.name, value)
         if self._graphs:
             options.add_run_config_entry("gpu_graph_id", str(size))
-        place = self._places[size] = _Place(binding, options, inputs, outputs)
-        return place
+        buffers = self._buffers[size] = _Buffers(binding, options, inputs, outputs)
+        return buffers
 
     def _allocate(self, tensor: TensorSpec, size: int) -> Any:
         shape = [size if axis is None else axis for axis in tensor.shape(self._manifest)]
@@ -97,7 +97,7 @@ class CudaSession(Session):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Buffers:
     binding: Any
     options: Any
     inputs: list[Any]
@@ -109,23 +109,23 @@ def open_session(path: Path, settings: Mapping[str, Any]) -> Any:
     options = runtime.options(threads=1)
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     try:
-        with alone:
+        with lock:
             session = ort.InferenceSession(path, options, providers=[(CUDA, dict(settings))], enable_fallback=0)
     except Exception as error:  # ONNX Runtime's exceptions have no common base class below Exception
-        raise StartError(f"CUDA does not run {path.name}: {_missing() or reason(str(error))}") from error
-    found = session.get_providers()[0]
-    if found != CUDA:  # what is available need not be what is used
-        raise StartError(f"CUDA did not take {path.name}, {found} did: {_missing() or 'ONNX Runtime logged why'}")
+        raise StartError(f"CUDA does not run {path.name}: {_missing_library() or reason(str(error))}") from error
+    provider = session.get_providers()[0]
+    if provider != CUDA:  # what is available need not be what is used
+        raise StartError(f"CUDA did not take {path.name}, {provider} did: {_missing_library() or 'ONNX Runtime logged why'}")
     return session
 
 
 def reason(text: str) -> str:
     """Extracts what CUDA or cuDNN reported from ONNX Runtime's message, which wraps it in C++ code."""
-    said = re.search(r"(CUDA|CUBLAS|CUDNN) failure \d+: [^;\n]+", text)
-    return said[0].strip() if said else text.strip().partition("\n")[0]
+    match = re.search(r"(CUDA|CUBLAS|CUDNN) failure \d+: [^;\n]+", text)
+    return match[0].strip() if match else text.strip().partition("\n")[0]
 
 
-def find() -> None:
+def load_libraries() -> None:
     if CUDA not in ort.get_available_providers():
         raise StartError(
             f"onnxruntime {ort.__version__} has no {CUDA}: this is the CPU package. `pip uninstall onnxruntime`, "
@@ -135,7 +135,7 @@ def find() -> None:
         ort.preload_dlls()  # CUDA and cuDNN from NVIDIA's wheels
 
 
-def driver() -> bool:
+def has_driver() -> bool:
     """Whether NVIDIA's driver is installed."""
     try:
         ctypes.CDLL(DRIVER)
@@ -144,7 +144,7 @@ def driver() -> bool:
     return True
 
 
-def _missing() -> str | None:
+def _missing_library() -> str | None:
     """Names the first library that CUDA's provider needs and does not find; ONNX Runtime logs it, but does not raise it."""
     for library in (DRIVER, Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"):
         try:
@@ -152,6 +152,6 @@ def _missing() -> str | None:
         except OSError as error:
             name, _, why = str(error).partition(": ")
             if "cannot open shared object" in why:
-                brought = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout installs them"
-                return f"{name} is missing, a part of {'the NVIDIA driver' if name == DRIVER else brought}"
+                package = "CUDA or cuDNN; `pip install '.[gpu]'` in the checkout installs them"
+                return f"{name} is missing, a part of {'the NVIDIA driver' if name == DRIVER else package}"
     return None

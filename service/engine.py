@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from service import bundle, cuda
 from service.bundle import DECODER, ENCODER, Array, Bundle
 from service.errors import StartError, Unprocessable
-from service.manifest import BundleError, Manifest, Variant, manifest_of
+from service.manifest import BundleError, Manifest, Variant, read_manifest
 from service.process import cpus
 from service.runtime import CPU, Session
 from service.sessions import Device
 from service.settings import WantedVariant
 
 Labels = NDArray[np.int64]
-DRAWN_TOGETHER = cuda.BUCKETS[-1]  # most drawings in a batch: they are cheap beside encodings, and a sweep wants a hundred
+LARGEST_DRAWING_BATCH = cuda.BUCKETS[-1]  # most drawings in a batch: they are cheap beside encodings, and a sweep wants a hundred
 
 
 class Perception(NamedTuple):
@@ -68,9 +68,9 @@ class CapsNet:
 
     def perceive(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
         """Classifies all n pictures, and draws what was seen in those that `drawn` (n,) marks."""
-        return self.believe(images, *self.classify(images), drawn)
+        return self.perceive_encoded(images, *self.classify(images), drawn)
 
-    def believe(self, images: Array, lengths: Array, capsules: Array, drawn: NDArray[np.bool_]) -> Perception:
+    def perceive_encoded(self, images: Array, lengths: Array, capsules: Array, drawn: NDArray[np.bool_]) -> Perception:
         """The Perception of pictures whose capsules are already computed."""
         winners = np.argsort(-lengths, axis=1, kind="stable")[:, : self.manifest.max_objects]
         present = np.take_along_axis(lengths, winners, axis=1) >= self.manifest.thresholds.presence
@@ -90,24 +90,24 @@ class CapsNet:
 
     def warm_up(self, max_batch: int) -> None:
         """Runs what a first request would otherwise wait for."""
-        for size in self.device.rehearsal(max_batch):
+        for size in self.device.warm_up_sizes(max_batch):
             blank = np.zeros((size, *self.manifest.image_shape), np.float32)
             self.encoder.warm(blank)
             self.perceive(blank, np.ones(size, bool))
-        for size in self.device.rehearsal(DRAWN_TOGETHER):
+        for size in self.device.warm_up_sizes(LARGEST_DRAWING_BATCH):
             self.decoder.warm(np.zeros((size, self.manifest.pose_size), np.float32), np.zeros(size, np.int64))
 
 
-def expect_numbers(model: str, what: str, *made: Array) -> None:
+def expect_numbers(model: str, kind: str, *arrays: Array) -> None:
     """Raises Unprocessable for the first of n pictures or poses with numbers that are not finite: JSON has no NaN.
 
     A network that divides by zero does so for single ones.
     """
-    for values in made:
+    for values in arrays:
         if np.isfinite(values).all():  # almost always
             continue
-        strange = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
-        raise Unprocessable(f"model {model} gives no finite numbers for {what} {strange[0]}: ask another, and retrain this one")
+        rows = np.flatnonzero(~np.isfinite(values).reshape(len(values), -1).all(axis=1))
+        raise Unprocessable(f"model {model} gives no finite numbers for {kind} {rows[0]}: ask another, and retrain this one")
 
 
 def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
@@ -118,32 +118,32 @@ def perturb(pose: Array, dims: Sequence[int], deltas: Sequence[float]) -> Array:
     return moved
 
 
-def load(made: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
+def load(source: Bundle, wanted: WantedVariant, device: Device) -> CapsNet:
     """Opens a bundle's graphs and replays its example; raises BundleError if anything is not as the manifest says."""
-    variant = _variant(made, wanted, device)
+    variant = _variant(source, wanted, device)
     try:
-        encoder = device.open(made.encoder(variant), ENCODER, made.manifest)
-        decoder = device.open(made.decoder, DECODER, made.manifest)
-        if manifest_of(made.folder) != made.manifest:
-            raise BundleError(f"{made.folder}: another bundle took its place while it was opened; load it again")
-        net = CapsNet(made.manifest, variant, device, encoder, decoder, replay=0.0)
-        replay = bundle.check_replay(made, variant, net.classify, net.reconstruct)
-        blank = np.zeros((1, *made.manifest.image_shape), np.float32)
+        encoder = device.open(source.encoder(variant), ENCODER, source.manifest)
+        decoder = device.open(source.decoder, DECODER, source.manifest)
+        if read_manifest(source.folder) != source.manifest:
+            raise BundleError(f"{source.folder}: another bundle took its place while it was opened; load it again")
+        net = CapsNet(source.manifest, variant, device, encoder, decoder, replay=0.0)
+        replay = bundle.check_replay(source, variant, net.classify, net.reconstruct)
+        blank = np.zeros((1, *source.manifest.image_shape), np.float32)
         if not all(np.isfinite(each).all() for each in net.classify(blank)):  # a squash that divides by a length of 0, say
-            raise BundleError(f"{made.folder}: expected finite numbers for a blank picture, found others")
+            raise BundleError(f"{source.folder}: expected finite numbers for a blank picture, found others")
         return replace(net, replay=replay)
     except (BundleError, StartError):
         raise
     except Exception as error:  # whatever the runtime raises while it runs a graph that it could open
         first = str(error).strip().partition("\n")[0]
-        raise BundleError(f"{made.folder}: expected graphs that run on their own example, found: {first}") from error
+        raise BundleError(f"{source.folder}: expected graphs that run on their own example, found: {first}") from error
 
 
-def _variant(made: Bundle, wanted: WantedVariant, device: Device) -> Variant:
+def _variant(source: Bundle, wanted: WantedVariant, device: Device) -> Variant:
     """The variant to run: `auto` is int8 on CPUs where that is faster, otherwise fp32."""
     if wanted == "auto":
-        return "int8" if "int8" in made.manifest.variants and device.provider == CPU and cpus.is_faster_in_int8() else "fp32"
-    if wanted not in made.manifest.variants:
-        has = ", ".join(made.manifest.variants)
-        raise StartError(f"CAPSERVE_VARIANT={wanted}, but model {made.manifest.name} has only {has}; set it to auto")
+        return "int8" if "int8" in source.manifest.variants and device.provider == CPU and cpus.is_faster_in_int8() else "fp32"
+    if wanted not in source.manifest.variants:
+        has = ", ".join(source.manifest.variants)
+        raise StartError(f"CAPSERVE_VARIANT={wanted}, but model {source.manifest.name} has only {has}; set it to auto")
     return wanted

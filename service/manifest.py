@@ -40,15 +40,15 @@ REQUIRED = FILES - {ENCODER_FILES["int8"]}
 
 NAME = r"[a-z0-9][a-z0-9._-]{0,63}"
 Name = Annotated[str, StringConstraints(pattern=f"^{NAME}$")]
-ROUNDED = 1e-3  # how far the sum of rounded shares may be from 1
-TOLD = 60  # characters that are shown of a value that was not expected
+ROUNDING_TOLERANCE = 1e-3  # how far the sum of rounded shares may be from 1
+LONGEST_SHOWN = 60  # characters that are shown of a value that was not expected
 LONGEST_NAME = 64  # characters: of a class, which requests may name, or of what a dimension does
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
 # More than 0 and less than 100, also when read as floats.
 Percentile = Annotated[str, StringConstraints(pattern=r"^(0\.0{0,5}[1-9]\d{0,5}|[1-9]\d?(\.\d{1,6})?)$")]
 
 
-def _rising(percentiles: dict[str, float]) -> dict[str, float]:
+def _checked_rising(percentiles: dict[str, float]) -> dict[str, float]:
     ranked = [percentiles[each] for each in sorted(percentiles, key=float)]
     if ranked != sorted(ranked):
         raise ValueError(f"expected values that rise with their percentages, found {', '.join(map(str, ranked))}")
@@ -56,7 +56,7 @@ def _rising(percentiles: dict[str, float]) -> dict[str, float]:
 
 
 # At least two: verdicts extrapolate beyond the last.
-Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2), AfterValidator(_rising)]
+Percentiles = Annotated[dict[Percentile, FiniteFloat], Field(min_length=2), AfterValidator(_checked_rising)]
 PoseValue = Annotated[FiniteFloat, Field(ge=-65504, le=65504)]  # what a token can carry: float16's largest
 
 
@@ -140,12 +140,12 @@ class Shares(_Part):
     shares: tuple[Annotated[FiniteFloat, Field(ge=0)], ...]
 
     @model_validator(mode="after")
-    def _one_more_edge(self) -> Self:
+    def _check_edges(self) -> Self:
         if len(self.edges) != len(self.shares) + 1:
             raise ValueError(f"expected {len(self.shares) + 1} edges for {len(self.shares)} shares, found {len(self.edges)}")
         if any(right <= left for left, right in pairwise(self.edges)):
             raise ValueError(f"expected edges that rise, found {', '.join(map(str, self.edges))}")
-        if abs(sum(self.shares) - 1) > ROUNDED:
+        if abs(sum(self.shares) - 1) > ROUNDING_TOLERANCE:
             raise ValueError(f"expected shares that add up to 1, found {sum(self.shares):g}")
         return self
 
@@ -225,7 +225,7 @@ def refuse_endless(path: Path) -> None:
         raise BundleError(f"{path}: expected a file, found a pipe or a device")
 
 
-def manifest_of(folder: Path) -> Manifest:
+def read_manifest(folder: Path) -> Manifest:
     """Reads a folder's manifest, without checking the files that it names."""
     path = folder / MANIFEST
     try:
@@ -233,7 +233,7 @@ def manifest_of(folder: Path) -> Manifest:
         size = path.stat().st_size
         if size > MANIFEST_LIMIT:
             raise BundleError(f"{path}: expected at most {MANIFEST_LIMIT} bytes, found {size}")
-        values = json.loads(path.read_bytes(), parse_constant=_no_number)
+        values = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
     except OSError as error:
         raise BundleError(
             f"{folder}: no bundle there: expected a readable {MANIFEST}, found {error.strerror}; a folder whose name begins "
@@ -247,28 +247,32 @@ def manifest_of(folder: Path) -> Manifest:
         manifest = Manifest.model_validate(values)
         manifest.model_dump_json()
     except ValidationError as error:
-        raise BundleError(f"{path}: {_fault(error)}") from error
+        raise BundleError(f"{path}: {_first_fault(error)}") from error
     except PydanticSerializationError as error:  # half a surrogate pair, or a config that is nested a hundred deep
         raise BundleError(f"{path}: expected what can be told in JSON again, found {error}") from error
     return manifest
 
 
-def _fault(error: ValidationError) -> str:
+def _first_fault(error: ValidationError) -> str:
     """Describes the first fault."""
     first, count = error.errors()[0], error.error_count()
     where = ".".join(map(str, first["loc"])) or "manifest"
     if first["type"] == "extra_forbidden":
         return f"{where}: not known here; if a newer captrain made this bundle, a service as new can serve it"
-    told = first["msg"].removeprefix("Value error, ")  # from our own validators, which say what they found
-    found = "" if first["type"] in ("value_error", "missing") else f", found {json.dumps(first['input'], default=str)[:TOLD]}"
-    return f"{where}: {told}{found}" + (f" ({count} faults in all)" if count > 1 else "")
+    message = first["msg"].removeprefix("Value error, ")  # from our own validators, which say what they found
+    found = (
+        ""
+        if first["type"] in ("value_error", "missing")
+        else f", found {json.dumps(first['input'], default=str)[:LONGEST_SHOWN]}"
+    )
+    return f"{where}: {message}{found}" + (f" ({count} faults in all)" if count > 1 else "")
 
 
-def record(folder: Path, manifest: Manifest) -> None:
+def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Writes manifest.json, whole or not at all."""
     partial = folder / f"{MANIFEST}.part"
     try:
-        partial.write_text(_compact(manifest.model_dump(mode="json")) + "\n")
+        partial.write_text(_json_text(manifest.model_dump(mode="json")) + "\n")
         partial.replace(folder / MANIFEST)
     except OSError as error:
         partial.unlink(missing_ok=True)
@@ -292,14 +296,14 @@ def expect(what: str, expected: object, found: object, error: type[Exception] = 
         raise error(f"{what}: expected {expected}, found {found}")
 
 
-def _no_number(text: str) -> NoReturn:
+def _refuse_constant(text: str) -> NoReturn:
     raise ValueError(f"{text}, which JSON does not have")
 
 
-def _compact(value: object, depth: int = 0) -> str:
+def _json_text(value: object, depth: int = 0) -> str:
     """JSON that people can read and git can compare: a line for each entry of an object, one line for a list."""
     if not isinstance(value, dict) or not value or depth > 3:
         return json.dumps(value)
     indent = "  " * (depth + 1)
-    entries = ",\n".join(f"{indent}{json.dumps(key)}: {_compact(entry, depth + 1)}" for key, entry in value.items())
+    entries = ",\n".join(f"{indent}{json.dumps(key)}: {_json_text(entry, depth + 1)}" for key, entry in value.items())
     return "{\n" + entries + "\n" + "  " * depth + "}"

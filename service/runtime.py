@@ -39,14 +39,16 @@ class Session(Protocol):
 
 def options(threads: int) -> Any:
     """Session options for every device."""
-    found = ort.SessionOptions()
-    found.log_severity_level = 3  # errors; its warnings are for whoever made the graph
-    found.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
-    found.inter_op_num_threads = 1
-    found.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    found.add_session_config_entry("session.intra_op.allow_spinning", "0")  # idle threads would burn CPU time that others need
-    found.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
-    return found
+    session_options = ort.SessionOptions()
+    session_options.log_severity_level = 3  # errors; its warnings are for whoever made the graph
+    session_options.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
+    session_options.inter_op_num_threads = 1
+    session_options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    session_options.add_session_config_entry(
+        "session.intra_op.allow_spinning", "0"
+    )  # idle threads would burn CPU time that others need
+    session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
+    return session_options
 
 
 def check(session: Any, spec: GraphSpec, manifest: Manifest, path: Path) -> None:

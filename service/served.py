@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from service.batcher import Batcher
 from service.bundle import Array
-from service.engine import DRAWN_TOGETHER, CapsNet, Labels, Perception, expect_numbers
+from service.engine import LARGEST_DRAWING_BATCH, CapsNet, Labels, Perception, expect_numbers
 from service.errors import TurnedAway, Unprocessable
 from service.metrics import GraphObserver, Metrics, PredictionObserver
 from service.settings import Settings
@@ -62,7 +62,7 @@ class Served:
         )
         self._drawings = Batcher(
             self._run_decoder,
-            max_batch=DRAWN_TOGETHER,
+            max_batch=LARGEST_DRAWING_BATCH,
             max_queue=max(MOST_DRAWINGS, settings.max_queue),
             max_wait=math.inf,  # nobody is refused for a long wait
             observer=GraphObserver(metrics, name, "decoder", self.record_failure),
@@ -156,7 +156,7 @@ class Served:
         started = time.perf_counter()
         lengths, capsules = self.net.classify(images)
         encoded = time.perf_counter()
-        perception = self.net.believe(images, lengths, capsules, drawn)
+        perception = self.net.perceive_encoded(images, lengths, capsules, drawn)
         ended = time.perf_counter()
         if not drawn.any():
             return perception, {"encode": ended - started}

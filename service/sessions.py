@@ -26,12 +26,15 @@ logger = logging.getLogger(__name__)
 # Seconds of CPU time for one row below which more threads cost more by waiting for each other than they save, and take the core
 # that the event loop runs on.
 QUICK = 1.1e-3
-TRIAL, RUNS = 0.03, 4  # seconds and runs that measuring it takes at least: the first run is slow, as is a core that others use
+TRIAL_SECONDS, TRIAL_RUNS = (
+    0.03,
+    4,
+)  # seconds and runs that measuring it takes at least: the first run is slow, as is a core that others use
 
 # Rows of a batch per run of an encoder. Votes are laid out input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the L1 cache, and evict each other.
 PIECE = 9
-SMALLEST = 3  # rows; fewer are slower by themselves than beside others
+SMALLEST_PIECE = 3  # rows; fewer are slower by themselves than beside others
 
 
 @dataclass(frozen=True)
@@ -42,7 +45,7 @@ class Device:
     open: Callable[[Path, GraphSpec, Manifest], Session]
     fell_back: bool = False  # to the CPU, although CUDA's package is installed
 
-    def rehearsal(self, most: int) -> list[int]:
+    def warm_up_sizes(self, most: int) -> list[int]:
         """Batch sizes to run before the first request, which would otherwise wait for what a first run does.
 
         On CUDA every size that it pads to, twice: the second run of a size records a CUDA graph, if it can. It serves this thread
@@ -53,28 +56,28 @@ class Device:
 
 def device(wanted: WantedDevice, threads: int, cuda_memory: int, cuda_graphs: bool, probe: Path) -> Device:
     """The device asked for; `probe` is a graph that must really open there."""
-    cpu = Device(CPU, lambda path, spec, manifest: on_cpu(path, spec, manifest, threads))
+    cpu = Device(CPU, lambda path, spec, manifest: open_on_cpu(path, spec, manifest, threads))
     if wanted == "cpu":
         return cpu
     try:
-        cuda.find()
-        on_cuda = cuda.settings(cuda_memory, cuda_graphs)
-        with cuda.alone:
-            cuda.open_session(probe, on_cuda)  # and dropped at once
+        cuda.load_libraries()
+        cuda_settings = cuda.settings(cuda_memory, cuda_graphs)
+        with cuda.lock:
+            cuda.open_session(probe, cuda_settings)  # and dropped at once
     except StartError as reason:
         if wanted == "cuda":
             raise
         fell_back = CUDA in ort.get_available_providers()
-        why = reason if fell_back or cuda.driver() else "there is no NVIDIA driver here"
+        why = reason if fell_back or cuda.has_driver() else "there is no NVIDIA driver here"
         logger.log(logging.WARNING if fell_back else logging.INFO, "running on the CPU: %s", why)
         return replace(cpu, fell_back=fell_back)
-    return Device(CUDA, lambda path, spec, manifest: cuda.CudaSession(path, spec, manifest, on_cuda))
+    return Device(CUDA, lambda path, spec, manifest: cuda.CudaSession(path, spec, manifest, cuda_settings))
 
 
-def on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Session:
+def open_on_cpu(path: Path, spec: GraphSpec, manifest: Manifest, most: int) -> Session:
     """Opens a graph on one thread if it is quick there, otherwise on `most`."""
     single = CpuSession(path, spec, manifest, threads=1)
-    if most == 1 or single.quick():
+    if most == 1 or single.is_quick():
         return single
     return CoresSession(single, CpuSession(path, spec, manifest, most), most)
 
@@ -120,20 +123,20 @@ class CpuSession(Session):
         cuts = pieces(len(inputs[0])) if self._spec is ENCODER else []
         if len(cuts) < 2:
             return self._run(inputs)
-        found = [self._run([each[cut] for each in inputs]) for cut in cuts]
-        return [np.concatenate(rows) for rows in zip(*found, strict=True)]
+        outputs = [self._run([each[cut] for each in inputs]) for cut in cuts]
+        return [np.concatenate(rows) for rows in zip(*outputs, strict=True)]
 
     def _run(self, inputs: Sequence[NDArray[Any]]) -> Arrays:
         outputs: Arrays = self._session.run(self._outputs, dict(zip(self._inputs, inputs, strict=True)))
         return outputs
 
-    def quick(self) -> bool:
+    def is_quick(self) -> bool:
         """Whether some run of one row takes this thread less than QUICK seconds of CPU time; waiting does not count."""
         row = [
             np.zeros([axis or 1 for axis in tensor.shape(self._manifest)], DTYPES[tensor.dtype]) for tensor in self._spec.inputs
         ]
-        ends, runs = time.perf_counter() + TRIAL, 0
-        while runs < RUNS or time.perf_counter() < ends:
+        ends, runs = time.perf_counter() + TRIAL_SECONDS, 0
+        while runs < TRIAL_RUNS or time.perf_counter() < ends:
             before = time.thread_time()
             self.run(*row)
             if time.thread_time() - before < QUICK:
@@ -144,7 +147,7 @@ class CpuSession(Session):
 
 def pieces(rows: int) -> list[slice]:
     """Cuts rows into pieces that run together: of PIECE rows, but the last is never below SMALLEST if there are several."""
-    starts = list(range(0, max(1, rows - SMALLEST + 1), PIECE))
+    starts = list(range(0, max(1, rows - SMALLEST_PIECE + 1), PIECE))
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 
 

@@ -16,9 +16,9 @@ WantedDevice = Literal["auto", "cpu", "cuda"]
 
 LONGEST_KEY = 1_024  # characters: a proxy accepts 8 KB in a header
 PREFIX = "CAPSERVE_"
-ALIKE = 0.75  # of 1: CAPSERVE_APIKEY and CAPSERVE_PROT are meant to be settings, CAPSERVE_MEMORY (docker compose's) is not
-KEY, NEARLY = f"{PREFIX}API_KEY", 0.9  # the same for the whole name, such as CAPSERVER_API_KEY
-SECRETS = ("key", "token", "secret", "password")
+NAME_CUTOFF = 0.75  # of 1: CAPSERVE_APIKEY and CAPSERVE_PROT are meant to be settings, CAPSERVE_MEMORY (docker compose's) is not
+KEY, KEY_CUTOFF = f"{PREFIX}API_KEY", 0.9  # the same for the whole name, such as CAPSERVER_API_KEY
+SECRET_WORDS = ("key", "token", "secret", "password")
 
 CHECKOUT = Path(__file__).resolve().parent.parent
 
@@ -69,17 +69,17 @@ class Settings(BaseSettings):
     def _nothing_is_misspelt(cls, values: dict[str, Any]) -> dict[str, Any]:
         """Refuses names that would silently be ignored: the worst case is a server without its key."""
         for name in os.environ:
-            if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=NEARLY):
+            if not name.upper().startswith(PREFIX) and get_close_matches(name.upper(), [KEY], cutoff=KEY_CUTOFF):
                 raise ValueError(f"api_key: expected this name, found {name}")
-        for name in (each.removeprefix(PREFIX).lower() for each in cls.unread()):
-            for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=ALIKE):
+        for name in (each.removeprefix(PREFIX).lower() for each in cls.unknown_variables()):
+            for meant in get_close_matches(name, cls.model_fields, n=1, cutoff=NAME_CUTOFF):
                 raise ValueError(f"{name}: there is no such setting; expected {PREFIX}{meant.upper()}")
-            if any(word in name for word in SECRETS):  # however it is spelt, the server was not meant to be open
+            if any(word in name for word in SECRET_WORDS):  # however it is spelt, the server was not meant to be open
                 raise ValueError(f"{name}: there is no such setting; the key is {KEY}")
         return values
 
     @classmethod
-    def unread(cls) -> list[str]:
+    def unknown_variables(cls) -> list[str]:
         """Variables with our prefix that are not settings: compose's, the training side's, Kubernetes', or misspelt."""
         ours = (name.upper() for name in os.environ if name.upper().startswith(PREFIX))
         return sorted(name for name in ours if name.removeprefix(PREFIX).lower() not in cls.model_fields)
@@ -100,7 +100,7 @@ class Settings(BaseSettings):
 
     @field_validator("traces")
     @classmethod
-    def _is_a_place(cls, traces: str | None) -> str | None:
+    def _is_a_usable_url(cls, traces: str | None) -> str | None:
         if traces is not None and not _is_url(traces):
             raise ValueError("traces: expected a URL such as http://collector:4318/v1/traces; what was found is kept secret")
         if traces is not None and urlsplit(traces).query:  # OpenTelemetry's own log lines contain it

@@ -31,7 +31,7 @@ from service.manifest import (
     OtherSeed,
     Variant,
     check_name,
-    record,
+    write_manifest,
 )
 from training import graphs
 from training.augment import AUGMENTATIONS
@@ -307,7 +307,7 @@ def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mappin
         "test": {variant: measurement(evaluation) for variant, evaluation in measured.items()},
         "other_seeds": tuple(seeds[seed] for seed in sorted(seeds)),
     }
-    record(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
+    write_manifest(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
 
 
 def _rate(evaluation: Evaluation) -> ErrorRate:

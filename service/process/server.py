@@ -103,10 +103,10 @@ class Server(uvicorn.Server):
         if self._door is None:  # nothing has been accepted, and models may warm up for long
             os._exit(0)
         if self._closing is None:
-            self._catalogue.retire()
+            self._catalogue.start_draining()
             self._closing = time.monotonic() + self._linger
         elif sig == signal.SIGINT:  # Ctrl-C again: stop now
-            self._catalogue.hurry()
+            self._catalogue.end_draining()
             self.should_exit = self.force_exit = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:

@@ -12,12 +12,12 @@ from service.engine import CapsNet
 from service.routes.predict import SMALL_BYTES
 
 a_batch, a_large, a_small = map(float, sys.argv[1:])
-believe, read = CapsNet.believe, images.read
+perceive_encoded, read = CapsNet.perceive_encoded, images.read
 
 
 def slowly(self, *seen):
     time.sleep(a_batch)
-    return believe(self, *seen)
+    return perceive_encoded(self, *seen)
 
 
 def read_slowly(data, *asked, **more):
@@ -25,7 +25,7 @@ def read_slowly(data, *asked, **more):
     return read(data, *asked, **more)
 
 
-CapsNet.believe, images.read = slowly, read_slowly
+CapsNet.perceive_encoded, images.read = slowly, read_slowly
 
 if __name__ == "__main__":
     sys.exit(main(["serve"]))

@@ -16,7 +16,17 @@ from numpy.typing import NDArray
 
 from service import bundle
 from service.bundle import DECODER, ENCODER, Array, Bundle, Example
-from service.manifest import EXAMPLE, FILES, MANIFEST, MANIFEST_LIMIT, REQUIRED, BundleError, Dimension, check_name, record
+from service.manifest import (
+    EXAMPLE,
+    FILES,
+    MANIFEST,
+    MANIFEST_LIMIT,
+    REQUIRED,
+    BundleError,
+    Dimension,
+    check_name,
+    write_manifest,
+)
 from tests.service.bundles import external, signed
 
 TINY = Path(__file__).parents[1] / "bundles" / "tiny"
@@ -206,7 +216,7 @@ def test_a_failed_manifest_write_keeps_the_previous_manifest(copy: Path) -> None
         with pytest.raises(
             BundleError, match=r"could not write .*manifest\.json: File too large; the one before, if any, is whole"
         ):
-            record(copy, manifest)
+            write_manifest(copy, manifest)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
     assert bundle.read(copy).manifest == manifest
@@ -217,7 +227,7 @@ def test_a_failed_manifest_write_keeps_the_previous_manifest(copy: Path) -> None
 def test_unknown_notes_of_a_newer_captrain_are_accepted_and_kept(copy: Path, part: str) -> None:
     made = bundle.read(altered(copy, **{f"{part}__surprise": 1}))
     before = (copy / MANIFEST).read_text()
-    record(copy, made.manifest)
+    write_manifest(copy, made.manifest)
     assert (copy / MANIFEST).read_text().count('"surprise": 1') == before.count('"surprise": 1') == 1
 
 

@@ -46,7 +46,7 @@ def run_in_process(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixtur
         return subprocess.CompletedProcess(arguments, status, *capsys.readouterr())
 
     monkeypatch.setenv("CAPSERVE_MODELS", str(BUNDLES))
-    monkeypatch.setattr(commands, "_end_with_the_reader", lambda: None)  # SIGPIPE would end the tests
+    monkeypatch.setattr(commands, "_restore_sigpipe", lambda: None)  # SIGPIPE would end the tests
     return run_here
 
 

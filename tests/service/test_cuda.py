@@ -33,7 +33,7 @@ def test_auto_logs_the_gpu_package_or_the_missing_driver(
     driver: bool, told: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(cuda.ort, "get_available_providers", lambda: [runtime.CPU])
-    monkeypatch.setattr(cuda, "driver", lambda: driver)
+    monkeypatch.setattr(cuda, "has_driver", lambda: driver)
     caplog.set_level("INFO")
     sessions.device("auto", probe=TINY / "encoder.onnx", **CPU)  # type: ignore[arg-type]
     assert told in caplog.text
@@ -102,7 +102,7 @@ def test_cuda_sessions_get_the_expected_runtime_settings(monkeypatch: pytest.Mon
 
     class Opened:
         def __init__(self, path: Path, options: ort.SessionOptions, providers: list[object], enable_fallback: int) -> None:
-            assert cuda.alone._is_owned()
+            assert cuda.lock._is_owned()
             asked.append((options, providers))
 
         def get_providers(self) -> list[str]:
@@ -175,7 +175,7 @@ def test_a_cuda_session_is_freed_under_the_exclusive_lock(monkeypatch: pytest.Mo
     def can_another_thread_record() -> bool:
         """Whether another thread could record a CUDA graph now."""
         with ThreadPoolExecutor(1) as pool:
-            return pool.submit(lambda: cuda.alone.acquire(blocking=False) and not cuda.alone.release()).result()
+            return pool.submit(lambda: cuda.lock.acquire(blocking=False) and not cuda.lock.release()).result()
 
     class Watched:
         def __init__(self, path: Path, *_: object, **__: object) -> None:

@@ -14,7 +14,7 @@ from service import answer, bundle, cuda, engine, runtime, sessions
 from service.bundle import IMAGES, LENGTHS, Array
 from service.engine import CapsNet, expect_numbers, perturb
 from service.errors import StartError, Unprocessable
-from service.manifest import BundleError, record
+from service.manifest import BundleError, write_manifest
 from service.process import cpus
 from tests.service.bundles import renewed
 from tests.service.conftest import CPU, TINY, serving, settings
@@ -71,7 +71,7 @@ def test_the_longest_capsule_is_reported_however_short(net: CapsNet) -> None:
     """Every answer names an object."""
     blank = np.zeros((1, *net.manifest.image_shape), np.float32)
     lengths, capsules = net.classify(blank)
-    assert len(net.believe(blank, 0 * lengths, capsules, np.ones(1, bool)).objects(0)) == 1
+    assert len(net.perceive_encoded(blank, 0 * lengths, capsules, np.ones(1, bool)).objects(0)) == 1
 
 
 def test_a_model_of_overlapping_digits_may_see_two(net: CapsNet) -> None:
@@ -256,7 +256,7 @@ def test_a_missing_variant_is_refused_and_auto_uses_the_other(tmp_path: Path) ->
     files = {name: value for name, value in made.manifest.files.items() if name != "encoder.int8.onnx"}
     without = bundle.Bundle(tmp_path / "tiny", made.manifest.model_copy(update={"files": files}))
     shutil.copytree(TINY, without.folder)
-    record(without.folder, without.manifest)
+    write_manifest(without.folder, without.manifest)
     device = sessions.device("cpu", probe=made.encoder("fp32"), **CPU)  # type: ignore[arg-type]
     with pytest.raises(StartError, match="has only fp32"):
         engine.load(without, "int8", device)

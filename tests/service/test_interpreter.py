@@ -59,7 +59,7 @@ def test_a_starting_server_shortens_the_thread_switch_interval(monkeypatch: pyte
     before = sys.getswitchinterval()
     try:
         with pytest.raises(Far):
-            commands._answer(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
+            commands._serve_on(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
         assert sys.getswitchinterval() == pytest.approx(interpreter.TURN)
         assert sys.getswitchinterval() < before
     finally:

@@ -160,6 +160,6 @@ def test_overlapping_drawings_add_up_to_full_ink_at_most(net: CapsNet) -> None:
     object.__setattr__(two, "reconstruct", lambda poses, classes: np.ones((len(poses), *manifest.image_shape), np.float32))
     lengths = np.ones((1, len(manifest.classes)), np.float32)
     capsules = np.zeros((1, len(manifest.classes), manifest.pose_size), np.float32)
-    seen = two.believe(np.ones(shape, np.float32), lengths, capsules, np.ones(1, bool))
+    seen = two.perceive_encoded(np.ones(shape, np.float32), lengths, capsules, np.ones(1, bool))
     assert len(seen.objects(0)) == 2
     assert seen.errors.tolist() == [0.0]

@@ -446,12 +446,12 @@ def test_the_drain_time_starts_after_the_linger_and_only_once(net: CapsNet) -> N
     models = Catalogue({"tiny": net}, chosen, Metrics())
     models.warm, (served,) = True, models
     assert models.serves(served)
-    models.retire()
-    assert models._ends == pytest.approx(time.monotonic() + 10, abs=0.5)
+    models.start_draining()
+    assert models._drain_deadline == pytest.approx(time.monotonic() + 10, abs=0.5)
     assert not models.serves(served)
-    models.hurry()
-    models.retire()  # as drain() does
-    assert models._ends <= time.monotonic()
+    models.end_draining()
+    models.start_draining()  # as drain() does
+    assert models._drain_deadline <= time.monotonic()
 
 
 def test_a_reload_without_the_default_model_is_refused(tmp_path: Path) -> None:
@@ -480,7 +480,7 @@ def test_a_model_that_fails_to_warm_up_makes_the_state_failing(net: CapsNet, mon
         models = Catalogue({"tiny": net}, settings(), Metrics())
         await models.warm_up()
         found = models.state
-        models.hurry()
+        models.end_draining()
         await models.drain()
         return found
 

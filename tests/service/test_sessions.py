@@ -40,7 +40,7 @@ def test_runtime_threads_match_the_setting_and_do_not_spin() -> None:
 
 def test_a_quick_graph_runs_on_one_thread() -> None:
     made = bundle.read(TINY)
-    quick = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
+    quick = sessions.open_on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
     assert isinstance(quick, sessions.CpuSession)
     assert quick.runners == 1
 
@@ -60,15 +60,15 @@ def test_a_quick_graph_is_not_judged_slow_because_of_another_process(
         return run(session, *inputs)
 
     monkeypatch.setattr(sessions.CpuSession, "run", disturbed)
-    monkeypatch.setattr(sessions, "TRIAL", seconds)  # on a busy machine five runs may outlast the usual trial
+    monkeypatch.setattr(sessions, "TRIAL_SECONDS", seconds)  # on a busy machine five runs may outlast the usual trial
     made = bundle.read(TINY)
-    assert isinstance(sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2), sessions.CpuSession)
+    assert isinstance(sessions.open_on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2), sessions.CpuSession)
 
 
 def test_a_slow_graph_uses_all_cores_alone_and_one_beside_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "QUICK", 0.0)
     made = bundle.read(TINY)
-    slow = sessions.on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
+    slow = sessions.open_on_cpu(made.encoder("fp32"), bundle.ENCODER, made.manifest, most=2)
     assert isinstance(slow, sessions.CoresSession)
     assert slow.runners == 2
     images = np.random.default_rng(0).random((3, *made.manifest.image_shape), np.float32)

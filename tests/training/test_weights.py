@@ -44,7 +44,7 @@ class Served:
 
     def _judged(self, images: Array) -> tuple[Array, Array]:
         lengths, capsules = self.network.classify(images)
-        seen = self.network.believe(images, lengths, capsules, np.ones(len(images), bool))
+        seen = self.network.perceive_encoded(images, lengths, capsules, np.ones(len(images), bool))
         self.verdicts.extend(Judge(self.network.manifest).verdicts(seen))
         return lengths, capsules
 
