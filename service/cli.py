@@ -33,7 +33,7 @@ def run(arguments: Sequence[str] | None) -> int:
     options = vars(parsed)
     parser = options.pop("parser")
     if unknown:
-        parser.error(_unknown_arguments(unknown, map(_flag, options)))
+        parser.error(_unknown_arguments_message(unknown, map(_flag, options)))
     command = options.pop("command")
     flags = {name: options.pop(name) for name in Settings.model_fields if name in options}
     for name, value in flags.items():
@@ -52,7 +52,7 @@ def run(arguments: Sequence[str] | None) -> int:
     return 2
 
 
-def _unknown_arguments(words: Sequence[str], flags: Iterable[str]) -> str:
+def _unknown_arguments_message(words: Sequence[str], flags: Iterable[str]) -> str:
     """What to say about unknown flags, without their values: one might be a key."""
     typed = [word.partition("=")[0] for word in words if word.startswith("-")]
     if not typed:

@@ -66,26 +66,26 @@ class CapsNet:
         """Poses (n, D) of classes (n,) -> drawings (n, C, H, W)."""
         return self.decoder.run(poses, classes)[0]
 
-    def perceive(self, images: Array, drawn: NDArray[np.bool_]) -> Perception:
-        """Classifies all n pictures, and draws what was seen in those that `drawn` (n,) marks."""
-        return self.perceive_encoded(images, *self.classify(images), drawn)
+    def perceive(self, images: Array, to_draw: NDArray[np.bool_]) -> Perception:
+        """Classifies all n pictures, and draws what was seen in those that `to_draw` (n,) marks."""
+        return self.perceive_encoded(images, *self.classify(images), to_draw)
 
-    def perceive_encoded(self, images: Array, lengths: Array, capsules: Array, drawn: NDArray[np.bool_]) -> Perception:
+    def perceive_encoded(self, images: Array, lengths: Array, capsules: Array, to_draw: NDArray[np.bool_]) -> Perception:
         """The Perception of pictures whose capsules are already computed."""
         winners = np.argsort(-lengths, axis=1, kind="stable")[:, : self.manifest.max_objects]
         present = np.take_along_axis(lengths, winners, axis=1) >= self.manifest.thresholds.presence
         present[:, 0] = True
-        drawings = self._drawings(capsules, winners, present & drawn[:, None])
+        drawings = self._drawings(capsules, winners, present & to_draw[:, None])
         errors = np.square(images - drawings.sum(axis=1).clip(max=1.0)).mean(axis=(1, 2, 3))
-        errors[~drawn] = np.nan
+        errors[~to_draw] = np.nan
         return Perception(lengths, capsules, winners, present, drawings, errors, images.std(axis=(1, 2, 3)))
 
-    def _drawings(self, capsules: Array, winners: Labels, wanted: NDArray[np.bool_]) -> Array:
+    def _drawings(self, capsules: Array, winners: Labels, to_draw: NDArray[np.bool_]) -> Array:
         drawings = np.zeros((*winners.shape, *self.manifest.image_shape), np.float32)
-        if wanted.any():
-            rows, _ = np.nonzero(wanted)
-            classes = winners[wanted]
-            drawings[wanted] = self.reconstruct(capsules[rows, classes], classes)
+        if to_draw.any():
+            rows, _ = np.nonzero(to_draw)
+            classes = winners[to_draw]
+            drawings[to_draw] = self.reconstruct(capsules[rows, classes], classes)
         return drawings
 
     def warm_up(self, max_batch: int) -> None:

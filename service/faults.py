@@ -13,10 +13,17 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
-MOST = 5  # faults that are shown
-MANY = 1_000  # faults; more take long to look at, and nobody made them by hand
-LONGEST = 20  # characters of a value that are shown
-WIDE = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"{\0", b"\0{", b"\0\0\0{")  # UTF-16, as PowerShell writes files, and 32
+MOST_SHOWN = 5  # faults that are shown
+TOO_MANY = 1_000  # faults; more take long to look at, and nobody made them by hand
+LONGEST_VALUE = 20  # characters of a value that are shown
+WIDE_STARTS = (
+    b"\xff\xfe",
+    b"\xfe\xff",
+    b"\0\0\xfe\xff",
+    b"{\0",
+    b"\0{",
+    b"\0\0\0{",
+)  # UTF-16, as PowerShell writes files, and 32
 UNKNOWN = "extra_forbidden"  # pydantic's type of error for a name that the model does not have
 
 Schema = Mapping[str, Any]
@@ -26,15 +33,15 @@ KINDS = {"boolean": "true or false", "integer": "a whole number", "number": "a n
 
 def sentences(model: type[BaseModel], error: ValidationError, whole: str) -> list[str]:
     """`whole` is what to call the model itself, such as "the query"."""
-    if error.error_count() > MANY:
+    if error.error_count() > TOO_MANY:
         return [f"there are {error.error_count():,} faults in {whole}"]
-    found = error.errors(include_url=False)
-    unknown = [str(fault["loc"][-1]) for fault in found if fault["type"] == UNKNOWN]
-    told = [_sentence(_schema(model), fault, whole) for fault in found if fault["type"] != UNKNOWN]
+    faults = error.errors(include_url=False)
+    unknown = [str(fault["loc"][-1]) for fault in faults if fault["type"] == UNKNOWN]
+    texts = [_sentence(_schema(model), fault, whole) for fault in faults if fault["type"] != UNKNOWN]
     if unknown:
         known = ", ".join(_schema(model)["properties"])
-        told.append(f"{whole} takes {known}, not {', '.join(name[:40] for name in unknown[:MOST])}")
-    return told[:MOST]
+        texts.append(f"{whole} takes {known}, not {', '.join(name[:40] for name in unknown[:MOST_SHOWN])}")
+    return texts[:MOST_SHOWN]
 
 
 @lru_cache
@@ -46,27 +53,27 @@ def _sentence(schema: Schema, fault: Mapping[str, Any], whole: str) -> str:
     if fault["type"] == "value_error":  # from a validator of ours, whose text is already a sentence
         return str(fault["ctx"]["error"])
     if fault["type"] == "json_invalid":
-        wide = fault["input"].startswith(WIDE)
+        wide = fault["input"].startswith(WIDE_STARTS)
         return f"{whole} is not JSON{' in UTF-8 but in UTF-16 or 32' if wide else ''}: {fault['ctx']['error']}"
-    place, part = _at(schema, fault["loc"], whole)
+    place, part = _locate(schema, fault["loc"], whole)
     if fault["type"] == "missing":
         return f"{place} is missing: give " + (f"the {part['description']}" if "description" in part else _expected(part))
     secret = part.get("type") == "string" and "enum" not in part
-    found = _found(fault["input"], secret, another_kind=fault["type"].endswith("_type"))  # "1" instead of 1, say
+    found = _found(fault["input"], secret, wrong_type=fault["type"].endswith("_type"))  # "1" instead of 1, say
     return f"{place}: expected {_expected(part)}, found {found}"
 
 
-def _at(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:
+def _locate(schema: Schema, path: Sequence[int | str], whole: str) -> tuple[str, Schema]:
     """The name and schema of what lies at a path; pydantic's path may go on into the alternatives of a union."""
     name, part = "", _resolved(schema, schema)
     for step in path:
-        below = (
+        child = (
             part.get("items") if isinstance(step, int) else part.get("properties", {}).get(step, part.get("additionalProperties"))
         )
-        if not isinstance(below, Mapping):
+        if not isinstance(child, Mapping):
             break
         name += f"[{step}]" if isinstance(step, int) else f".{step[:40]}"
-        part = _resolved(schema, below)
+        part = _resolved(schema, child)
     return name.removeprefix(".") or whole, part
 
 
@@ -100,13 +107,13 @@ def _range(part: Schema) -> str:
     return f" of at least {low}" if low is not None else f" of at most {high}" if high is not None else ""
 
 
-def _found(value: object, secret: bool, another_kind: bool) -> str:
+def _found(value: object, secret: bool, wrong_type: bool) -> str:
     if isinstance(value, list | tuple):
         return f"a list of {len(value)}"
-    if isinstance(value, str) and (secret or len(value) > LONGEST):
-        return f"{'text of ' if another_kind else ''}{len(value):,} characters"
+    if isinstance(value, str) and (secret or len(value) > LONGEST_VALUE):
+        return f"{'text of ' if wrong_type else ''}{len(value):,} characters"
     if isinstance(value, str):
-        return ("the text " if another_kind and value else "") + (value or "nothing")
+        return ("the text " if wrong_type and value else "") + (value or "nothing")
     if value is None or isinstance(value, bool | int | float):
-        return json.dumps(value)[:LONGEST]
+        return json.dumps(value)[:LONGEST_VALUE]
     return "an object"

@@ -25,7 +25,7 @@ CHILDREN: Mapping[str, Mapping[int, str]] = {
     "sparse tensor": {1: "tensor", 2: "tensor"},
     "tensor": {},
 }
-EXTERNAL_DATA, DATA_LOCATION, HERE = 13, 14, 0  # fields of a tensor, and the location's value for this file
+EXTERNAL_DATA, DATA_LOCATION, IN_THIS_FILE = 13, 14, 0  # fields of a tensor, and the location's value for this file
 
 
 def holds_its_weights(data: bytes) -> bool:
@@ -36,7 +36,7 @@ def holds_its_weights(data: bytes) -> bool:
     while rest:
         kind, message = rest.pop()
         for number, value in _fields(message):
-            if kind == "tensor" and (number == EXTERNAL_DATA or (number == DATA_LOCATION and value != HERE)):
+            if kind == "tensor" and (number == EXTERNAL_DATA or (number == DATA_LOCATION and value != IN_THIS_FILE)):
                 return False
             child = CHILDREN[kind].get(number)
             if child is not None:

@@ -57,17 +57,17 @@ LOWEST_WITH_LENGTH, START_OF_IMAGE, END_OF_IMAGE, START_OF_SCAN = 0xC0, 0xD8, 0x
 MOST_MARKERS = 1_000  # a phone's picture has a few dozen; while one thread looks at them all others wait
 # Segments before the first scan that Pillow parses in Python: frames and tables, Photoshop's, and Exif's, which it also joins
 # piece by piece. The limit is in bytes of all of them: cameras write tens of thousands, Photoshop hundreds of thousands.
-TAKEN_APART, APP1, MOST_TAKEN_APART = {*range(0xC0, 0xD0), 0xDB, 0xDE, 0xED}, 0xE1, 1 << 21
+PARSED_MARKERS, APP1, MOST_PARSED = {*range(0xC0, 0xD0), 0xDB, 0xDE, 0xED}, 0xE1, 1 << 21
 MOST_PADDING = 1 << 16  # bytes before the first scan that belong to no segment: Pillow steps over each in Python
 MOST_SCANS = 100  # a progressive JPEG has about ten; each costs a pass over all pixels, and takes as little as 42 bytes
-MOST_SCANNED, AS_OFTEN = 1 << 29, 20  # pixels in all scans together, or, if more, so many scans of max_pixels
-MOST_OF_RUNS = 1 << 18  # bytes and pixels of a run-length-encoded BMP: Pillow unpacks it in Python, partly byte by byte
+MOST_SCANNED_PIXELS, MOST_FULL_SCANS = 1 << 29, 20  # pixels in all scans together, or, if more, so many scans of max_pixels
+LARGEST_RLE = 1 << 18  # bytes and pixels of a run-length-encoded BMP: Pillow unpacks it in Python, partly byte by byte
 
-LONGEST = 20_000  # pixels per side: each row costs bookkeeping too, Pillow's and our own, however short it is
-SHORTEST = 3  # pixels per side: the smallest digits of any typeface are 3x5
+LONGEST_SIDE = 20_000  # pixels per side: each row costs bookkeeping too, Pillow's and our own, however short it is
+SHORTEST_SIDE = 3  # pixels per side: the smallest digits of any typeface are 3x5
 DRAFT = (512, 512)  # pixels: a JPEG is decoded at the smallest of its own scales that is still this large
 EXIF, RAW_EXIF = "exif", "Raw profile type exif"
-ORIENTED = (EXIF, RAW_EXIF, "XML:com.adobe.xmp")  # where a PNG may store its orientation
+ORIENTATION_KEYS = (EXIF, RAW_EXIF, "XML:com.adobe.xmp")  # where a PNG may store its orientation
 MOST_EXIF = 1 << 16  # bytes of Exif that are parsed, in Python: the orientation is among the first
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
@@ -87,9 +87,9 @@ def decoded(
 ) -> Array:
     """Turns a picture's bytes into a network's input, (C, H, W) in [0, 1]. Threads decode in parallel, normalise under `lock`."""
     picture = read(data, max_pixels, whole=not normalise)
-    if normalise and min(picture.size) < SHORTEST:
+    if normalise and min(picture.size) < SHORTEST_SIDE:
         raise Unprocessable(
-            f"expected a picture at least {SHORTEST} pixels wide and high, found {picture.width}x{picture.height}; "
+            f"expected a picture at least {SHORTEST_SIDE} pixels wide and high, found {picture.width}x{picture.height}; "
             "that shows no digit: send it larger"
         )
     with lock:
@@ -98,25 +98,25 @@ def decoded(
 
 def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
     """Decodes the first frame and turns it as its EXIF says; scales a large JPEG down, unless it is wanted whole."""
-    form = _form(data)
-    with _damage_is_the_senders(form):
+    form = _detect_format(data)
+    with _translated_errors(form):
         if form is WEBP:  # the only one whose decoder allocates the canvas when it is opened
             _refuse_large(_webp_size(data), max_pixels)
         if form is PNG:
             pngfile.expect_few_chunks(data)
-        scans = _scans(data) if form is JPEG else 0
+        scans = _count_scans(data) if form is JPEG else 0
         picture = form.open(BytesIO(data))
         _refuse_large(picture.size, max_pixels)
         if form is JPEG:
             _refuse_many_scans(scans, math.prod(picture.size), max_pixels)
-        if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > MOST_OF_RUNS:
+        if form is BMP and picture.tile[0].codec_name == "bmp_rle" and len(data) + math.prod(picture.size) > LARGEST_RLE:
             raise Unprocessable("this run-length-encoded BMP is too large to unpack in time; save it as PNG")
         if isinstance(picture, pngfile.PngFile):  # its metadata may follow the pixels
             picture.load()
-            pngfile.expect_all(picture, data)
+            pngfile.expect_complete(picture, data)
         # A PNG without such metadata, our hottest path, needs no look at its orientation.
-        plain = form is PNG and picture.info.keys().isdisjoint(ORIENTED)
-        turn = None if plain else _turn(picture)
+        plain = form is PNG and picture.info.keys().isdisjoint(ORIENTATION_KEYS)
+        turn = None if plain else _orientation(picture)
         if form is JPEG and not whole:
             picture.draft(None, DRAFT)
         picture.load()
@@ -127,7 +127,7 @@ def read(data: bytes, max_pixels: int, whole: bool = False) -> Image.Image:
         return upright.convert("RGBA" if "transparency" in upright.info else "RGB")
 
 
-def _turn(picture: ImageFile) -> Image.Transpose | None:
+def _orientation(picture: ImageFile) -> Image.Transpose | None:
     info = picture.info
     try:
         if EXIF in info:
@@ -191,7 +191,7 @@ def _png(lines: NDArray[np.uint8], channels: int) -> bytes:
     )
 
 
-FOREIGN = {
+OTHER_FORMATS = {
     b"GIF8": "a GIF",
     b"II*\x00": "a TIFF",
     b"MM\x00*": "a TIFF",
@@ -204,7 +204,7 @@ FOREIGN = {
 TEXT = re.compile(rb"[\t\n\r -~]+")  # printable ASCII
 
 
-def _form(data: bytes) -> Format:
+def _detect_format(data: bytes) -> Format:
     """The format that the first bytes indicate, whatever the sender called it."""
     if not data:
         raise Unprocessable("the picture is empty (0 bytes); send the bytes of a PNG, JPEG, WebP or BMP file")
@@ -217,8 +217,8 @@ def _form(data: bytes) -> Format:
     if data.startswith(b"BM"):
         return BMP
     known = "PNG, JPEG, WebP and BMP are read, and"
-    if found := "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else FOREIGN.get(data[:4]):
-        raise NotAnImage(f"{known} this is {found}; convert it to PNG")
+    if kind := "a HEIC, AVIF or video file" if data[4:8] == b"ftyp" else OTHER_FORMATS.get(data[:4]):
+        raise NotAnImage(f"{known} this is {kind}; convert it to PNG")
     if TEXT.fullmatch(data):
         raise NotAnImage(f"{known} these {len(data)} bytes are text; send the picture file's content, not its name or base64")
     raise NotAnImage(f"{known} these {len(data)} bytes are not a picture we know; convert it to PNG")
@@ -234,35 +234,35 @@ def _webp_size(data: bytes) -> tuple[int, int]:
     return int.from_bytes(data[26:28], "little") & 0x3FFF, int.from_bytes(data[28:30], "little") & 0x3FFF
 
 
-def _scans(data: bytes) -> int:
+def _count_scans(data: bytes) -> int:
     """Counts a JPEG's scans up to its end, after which phones put videos; beyond MOST_SCANS the exact number does not matter.
 
     Walks as the decoder does: an end before any scan is ignored, and of a marker without a length nothing more is skipped.
     """
-    count, at, padding, taken_apart = 0, 0, 0, 0
+    count, at, padding, parsed = 0, 0, 0, 0
     for _ in range(MOST_MARKERS):
-        found = _marker(data, at, len(data) if count else at + MOST_PADDING + 2)
-        padding += 0 if count else (found.start() if found else len(data)) - at
+        match = _next_marker(data, at, len(data) if count else at + MOST_PADDING + 2)
+        padding += 0 if count else (match.start() if match else len(data)) - at
         if padding > MOST_PADDING:
             raise Unprocessable("this JPEG has little but padding before its picture; save it again")
-        if not found or count > MOST_SCANS:
+        if not match or count > MOST_SCANS:
             return count
-        marker, at = found[1][0], found.end()
+        marker, at = match[1][0], match.end()
         if marker == END_OF_IMAGE and count:
             return count
         count += marker == START_OF_SCAN
         if marker >= LOWEST_WITH_LENGTH and marker not in (START_OF_IMAGE, END_OF_IMAGE):
             length = int.from_bytes(data[at : at + 2])
-            if not count and (marker in TAKEN_APART or (marker == APP1 and data.startswith(b"Exif", at + 2))):
-                taken_apart += length
+            if not count and (marker in PARSED_MARKERS or (marker == APP1 and data.startswith(b"Exif", at + 2))):
+                parsed += length
             at += length
-        if taken_apart > MOST_TAKEN_APART:
-            told = f"this JPEG has more than {MOST_TAKEN_APART:,} bytes of Exif, Photoshop's data and tables before its picture"
-            raise Unprocessable(f"{told}; save it again without")
+        if parsed > MOST_PARSED:
+            message = f"this JPEG has more than {MOST_PARSED:,} bytes of Exif, Photoshop's data and tables before its picture"
+            raise Unprocessable(f"{message}; save it again without")
     raise Unprocessable(f"this JPEG has more than {MOST_MARKERS:,} markers, and no camera writes so many; save it again, as PNG")
 
 
-def _marker(data: bytes, start: int, end: int) -> re.Match[bytes] | None:
+def _next_marker(data: bytes, start: int, end: int) -> re.Match[bytes] | None:
     """The first marker within data[start:end]."""
     stretches = (MARKER.search(data, at, min(at + STRETCH + 1, end)) for at in range(start, min(end, len(data)), STRETCH))
     return next(filter(None, stretches), None)
@@ -271,22 +271,22 @@ def _marker(data: bytes, start: int, end: int) -> re.Match[bytes] | None:
 def _refuse_many_scans(scans: int, pixels: int, max_pixels: int) -> None:
     if scans > MOST_SCANS:
         raise Unprocessable(f"this JPEG has more than {MOST_SCANS} scans; save it again, not progressive")
-    if scans * pixels > max(MOST_SCANNED, AS_OFTEN * max_pixels):
+    if scans * pixels > max(MOST_SCANNED_PIXELS, MOST_FULL_SCANS * max_pixels):
         raise Unprocessable(f"this JPEG has {scans} scans of {pixels:,} pixels; save it again, not progressive")
 
 
 def _refuse_large(size: tuple[int, int], max_pixels: int) -> None:
     width, height = size
-    if max(size) > LONGEST:
+    if max(size) > LONGEST_SIDE:
         raise TooLarge(
-            f"the picture has {width}x{height} pixels and at most {LONGEST:,} per side are read; scale it down or crop it"
+            f"the picture has {width}x{height} pixels and at most {LONGEST_SIDE:,} per side are read; scale it down or crop it"
         )
     if width * height > max_pixels:
         raise TooLarge(f"the picture has {width}x{height} pixels and at most {max_pixels:,} in all are read; scale it down")
 
 
 @contextmanager
-def _damage_is_the_senders(form: Format) -> Iterator[None]:
+def _translated_errors(form: Format) -> Iterator[None]:
     """Turns whatever Pillow raises for damaged files (SyntaxError, ValueError, struct.error, zlib.error...) into our errors."""
     try:
         yield

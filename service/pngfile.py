@@ -15,12 +15,12 @@ HEADER = struct.Struct(">IIBBBBB")  # width, height, bits per sample, colour typ
 CHUNK = struct.Struct(">I4s")  # length and kind; body and checksum follow
 CHECKSUM = 4  # bytes
 HEADER_AT, INTERLACED_AT, CHUNKS_AT = 16, 28, 33  # offsets in bytes: the header's chunk follows the signature
-END = b"IEND\xaeB`\x82"
-PIXELS = (b"IDAT", b"fcTL", b"fdAT")  # of still pictures, and of animated ones
+END_CHUNK = b"IEND\xaeB`\x82"
+PIXEL_CHUNKS = (b"IDAT", b"fcTL", b"fdAT")  # of still pictures, and of animated ones
 SAMPLES = {0: 1, 2: 3, 3: 1, 4: 2, 6: 4}  # per pixel, by colour type
-INTERLACED = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
+PASSES = ((0, 0, 8, 8), (4, 0, 8, 8), (0, 4, 4, 8), (2, 0, 4, 4), (0, 2, 2, 4), (1, 0, 2, 2), (0, 1, 1, 2))
 MOST_CHUNKS = 200  # beside the pixels: each profile, say, is inflated
-MOST_OF_PIXELS = 20_000  # chunks of pixels, most often of 8 KB each: Pillow reads each in Python
+MOST_PIXEL_CHUNKS = 20_000  # chunks of pixels, most often of 8 KB each: Pillow reads each in Python
 MARK = 1  # a level that the last pixel of few pictures has
 PIECE = 1 << 12  # bytes inflated at a time, to 4 MB at most
 
@@ -43,9 +43,9 @@ class PngFile(PngImageFile):
         return self.width - 1, self.height - 1
 
 
-def expect_all(picture: PngFile, data: bytes) -> None:
+def expect_complete(picture: PngFile, data: bytes) -> None:
     """Raises ValueError for a file without its last chunk, which more data may follow, or without all its rows."""
-    if data.rfind(END) < 0 or ((picture.marked or data[INTERLACED_AT]) and not holds_all_rows(data)):
+    if data.rfind(END_CHUNK) < 0 or ((picture.marked or data[INTERLACED_AT]) and not holds_all_rows(data)):
         raise ValueError("a part of a PNG")
 
 
@@ -53,12 +53,12 @@ def expect_few_chunks(data: bytes) -> None:
     """Raises Unprocessable for a file of too many chunks: profiles, texts and whatever else, or pixels a few at a time."""
     pixels = others = 0
     for kind, _, _ in _chunks(data):
-        pixels += kind in PIXELS
-        others += kind not in PIXELS
+        pixels += kind in PIXEL_CHUNKS
+        others += kind not in PIXEL_CHUNKS
         if others > MOST_CHUNKS:
             raise Unprocessable(f"this PNG has more than {MOST_CHUNKS} chunks beside its pixels; save it again, without metadata")
-        if pixels > MOST_OF_PIXELS:
-            raise Unprocessable(f"this PNG has more than {MOST_OF_PIXELS:,} chunks of pixels; save it again")
+        if pixels > MOST_PIXEL_CHUNKS:
+            raise Unprocessable(f"this PNG has more than {MOST_PIXEL_CHUNKS:,} chunks of pixels; save it again")
 
 
 def holds_all_rows(data: bytes) -> bool:
@@ -75,7 +75,7 @@ def holds_all_rows(data: bytes) -> bool:
 def _chunks(data: bytes) -> Iterator[tuple[bytes, int, int]]:
     """Yields the kind of each chunk after the header's, and where its body begins and ends."""
     at, kind = CHUNKS_AT, b""
-    while at + CHUNK.size <= len(data) and kind != END[:4]:  # after which anything may follow
+    while at + CHUNK.size <= len(data) and kind != END_CHUNK[:4]:  # after which anything may follow
         length, kind = CHUNK.unpack_from(data, at)
         start = at + CHUNK.size
         yield kind, start, start + length
@@ -88,9 +88,9 @@ def _row_bytes(data: bytes) -> int:
     bits *= SAMPLES[colour]
     if not interlaced:
         return int(height * (1 + (width * bits + 7) // 8))
-    found = 0
-    for column, row, right, down in INTERLACED:  # where each pass begins, and its steps
+    total = 0
+    for column, row, right, down in PASSES:  # where each pass begins, and its steps
         columns, rows = -((column - width) // right), -((row - height) // down)
         if columns > 0:
-            found += max(0, rows) * (1 + (columns * bits + 7) // 8)
-    return found
+            total += max(0, rows) * (1 + (columns * bits + 7) // 8)
+    return total

@@ -19,7 +19,7 @@ from service.manifest import Manifest
 
 VERSION = 1
 HEAD = struct.Struct("<B8sH")
-CHECK = 4  # bytes; not a signature: it detects slips of copy and paste, and a pose is no secret
+CHECKSUM_SIZE = 4  # bytes; not a signature: it detects slips of copy and paste, and a pose is no secret
 
 
 class Pose(NamedTuple):
@@ -29,7 +29,7 @@ class Pose(NamedTuple):
 
 def encode(pose: Pose, manifest: Manifest) -> str:
     body = HEAD.pack(VERSION, manifest.fingerprint, pose.label) + pose.values.astype("<f2").tobytes()
-    return _text(body + _check(body))
+    return _base64url(body + _checksum(body))
 
 
 def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
@@ -41,13 +41,13 @@ def decode(token: str, manifest: Manifest, name: str = "pose") -> Pose:
             "name its model with ?model=, or ask /predict for a new one"
         )
     if len(values) == 2 * manifest.pose_size and label < len(manifest.classes):
-        found = np.frombuffer(values, "<f2").astype(np.float32)
-        if np.isfinite(found).all():
-            return Pose(label, found)
+        numbers = np.frombuffer(values, "<f2").astype(np.float32)
+        if np.isfinite(numbers).all():
+            return Pose(label, numbers)
     raise Unprocessable(f"{name} does not hold a class and {manifest.pose_size} finite values; ask /predict for a new one")
 
 
-def expect_of_one_model(**tokens: str) -> None:
+def expect_same_model(**tokens: str) -> None:
     """Raises Unprocessable, with the parameters' names, if no single ?model= would suit them all."""
     if len({_read(token, name)[0] for name, token in tokens.items()}) > 1:
         raise Unprocessable(f"{' and '.join(tokens)} were made by different models; ask one model's /predict for both")
@@ -59,9 +59,9 @@ def _read(token: str, name: str) -> tuple[bytes, int, bytes]:
         raw = base64.b64decode(token + "=" * (-len(token) % 4), altchars=b"-_", validate=True)
     except ValueError as error:
         raise Unprocessable(f"{name} is not a pose token: it is not base64url; use one that /predict gave, whole") from error
-    body, check = raw[:-CHECK], raw[-CHECK:]
+    body, check = raw[:-CHECKSUM_SIZE], raw[-CHECKSUM_SIZE:]
     # Base64 has unused bits, and Python accepts other letters too: a token changed there would decode to the same.
-    if len(body) < HEAD.size or check != _check(body) or token != _text(raw):
+    if len(body) < HEAD.size or check != _checksum(body) or token != _base64url(raw):
         raise Unprocessable(f"{name} is not a whole pose token: its checksum is wrong; copy it again from /predict's answer")
     version, fingerprint, label = HEAD.unpack_from(body)
     if version != VERSION:
@@ -69,9 +69,9 @@ def _read(token: str, name: str) -> tuple[bytes, int, bytes]:
     return fingerprint, label, body[HEAD.size :]
 
 
-def _text(raw: bytes) -> str:
+def _base64url(raw: bytes) -> str:
     return base64.urlsafe_b64encode(raw).rstrip(b"=").decode()
 
 
-def _check(body: bytes) -> bytes:
-    return hashlib.blake2s(body, digest_size=CHECK).digest()
+def _checksum(body: bytes) -> bytes:
+    return hashlib.blake2s(body, digest_size=CHECKSUM_SIZE).digest()

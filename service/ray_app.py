@@ -31,8 +31,8 @@ from service.web.problems import problem
 logger = logging.getLogger(__name__)
 
 NAME = "capserve"
-BATCHES = 8  # most that a replica is given, waiting and running
-OFFER = (
+MOST_BATCHES = 8  # most that a replica is given, waiting and running
+UPGRADE_ADVICE = (
     "Ray's proxy loses bodies that come with an offer of another protocol; send this without the header Upgrade, as curl does "
     "without --http2, and Java's HttpClient with version(HTTP_1_1)"
 )
@@ -59,14 +59,14 @@ def app(scale: Scale) -> Any:
     given = settings.model_dump(exclude_unset=True)
 
     def build() -> FastAPI:
-        there = fitted(Settings(**given), scale)
-        logs.configure(there.log_format, there.log_level)
+        replica_settings = fitted(Settings(**given), scale)
+        logs.configure(replica_settings.log_format, replica_settings.log_level)
         allocator.return_large_blocks()
         interpreter.take_short_turns()
-        made = create_app(there, siblings=Replicas())
-        made.add_middleware(named_by_ray)
-        made.add_middleware(in_http_alone)
-        return made
+        replica_app = create_app(replica_settings, siblings=Replicas())
+        replica_app.add_middleware(without_request_id)
+        replica_app.add_middleware(without_upgrades)
+        return replica_app
 
     return serve.deployment(
         serve.ingress(build)(Replica),
@@ -74,7 +74,7 @@ def app(scale: Scale) -> Any:
         ray_actor_options=scale.model_dump(include={"num_cpus", "num_gpus"}),
         autoscaling_config=scale.model_dump(include={"min_replicas", "max_replicas", "target_ongoing_requests"}),
         # A proxy prefers its own node's replicas, and uses others when these have so many batches; the rest waits in the proxy.
-        max_ongoing_requests=BATCHES * settings.max_batch,
+        max_ongoing_requests=MOST_BATCHES * settings.max_batch,
         max_queued_requests=settings.max_queue,
         backpressure_config={"status_code": 503, "retry_after_s": 1},
         graceful_shutdown_timeout_s=settings.drain + MARGIN,
@@ -91,31 +91,31 @@ def fitted(settings: Settings, scale: Scale) -> Settings:
     return settings.model_copy(update={"threads": threads, "device": device, "workers": 1, "linger": 0.0})
 
 
-def named_by_ray(app: ASGIApp) -> ASGIApp:
+def without_request_id(app: ASGIApp) -> ASGIApp:
     """Drops X-Request-ID from answers: Ray's proxy adds the same one itself."""
 
-    async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        async def unnamed(message: Message) -> None:
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_without_id(message: Message) -> None:
             if message["type"] == "http.response.start":
                 message["headers"] = [(name, value) for name, value in message["headers"] if name != b"x-request-id"]
             await send(message)
 
-        await app(scope, receive, unnamed)
+        await app(scope, receive, send_without_id)
 
-    return called
+    return middleware
 
 
-def in_http_alone(app: ASGIApp) -> ASGIApp:
+def without_upgrades(app: ASGIApp) -> ASGIApp:
     """Refuses bodies sent with an offer of another protocol: Ray's proxy loses them, or takes them for the next request."""
 
-    async def called(scope: Scope, receive: Receive, send: Send) -> None:
-        named = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
-        if b"upgrade" in named and named & {b"content-length", b"transfer-encoding"}:
-            refusal = problem(MalformedRequest.status, MalformedRequest.title, OFFER, {"Connection": "close"})
+    async def middleware(scope: Scope, receive: Receive, send: Send) -> None:
+        names = {name for name, _ in scope["headers"]} if scope["type"] == "http" else set()
+        if b"upgrade" in names and names & {b"content-length", b"transfer-encoding"}:
+            refusal = problem(MalformedRequest.status, MalformedRequest.title, UPGRADE_ADVICE, {"Connection": "close"})
             return await refusal(scope, receive, send)
         await app(scope, receive, send)
 
-    return called
+    return middleware
 
 
 class Replica:
@@ -137,14 +137,14 @@ class Replica:
 
     async def measured(self) -> tuple[str, list[Metric]]:
         self._service.measure()
-        return _name(), list(self._service.metrics.registry.collect())
+        return _replica_name(), list(self._service.metrics.registry.collect())
 
     async def reload(self) -> str | None:
         """Reloads the models; returns what went wrong, if anything did."""
         try:
             await self._service.catalogue.reload()
         except (BundleError, StartError) as error:
-            return f"replica {_name()}: {error}"
+            return f"replica {_replica_name()}: {error}"
         return None
 
 
@@ -152,44 +152,44 @@ class Replicas(Siblings):
     """All replicas, as one of them reaches them: a proxy's port leads to any one, while a scrape is meant for all."""
 
     async def let_all_reload(self) -> None:
-        told = await _all("reload")
-        for error in told:
+        results = await _broadcast("reload")
+        for error in results:
             if isinstance(error, Exception):
                 logger.error("a replica could not be told to reload: %s", error)
-        faults = [fault for fault in told if isinstance(fault, str)]
+        faults = [fault for fault in results if isinstance(fault, str)]
         if faults:
-            raise NotReloaded(f"{faults[0]}; it still serves the old models, and {_name()} the new")
-        if any(isinstance(error, Exception) for error in told):
-            raise NotReloaded(f"a replica did not answer (see the log); {_name()} serves the new models: ask again")
+            raise NotReloaded(f"{faults[0]}; it still serves the old models, and {_replica_name()} the new")
+        if any(isinstance(error, Exception) for error in results):
+            raise NotReloaded(f"a replica did not answer (see the log); {_replica_name()} serves the new models: ask again")
 
     async def metrics(self, own: Callable[[], Awaitable[bytes]]) -> bytes:
         try:
-            found = await _all("measured", timeout_s=PATIENCE)
+            reports = await _broadcast("measured", timeout_s=PATIENCE)
         except TimeoutError:
             raise Busy(f"a replica did not report its metrics within {PATIENCE:g} seconds; ask again", "replicas") from None
-        for error in found:
+        for error in reports:
             if isinstance(error, Exception):
                 logger.error("a replica did not report its metrics: %s", error)
-        told = [each for each in found if not isinstance(each, Exception)]
-        return await in_own_thread(partial(exposition, told))  # takes 0.3 s for sixteen replicas
+        received = [each for each in reports if not isinstance(each, Exception)]
+        return await in_own_thread(partial(exposition, received))  # takes 0.3 s for sixteen replicas
 
 
-async def _all(method: str, timeout_s: float | None = None) -> list[Any]:
+async def _broadcast(method: str, timeout_s: float | None = None) -> list[Any]:
     """What each replica returns or raises, this one's included."""
     handle = serve.get_deployment_handle(NAME, serve.get_replica_context().app_name)
-    found: list[Any] = await handle.broadcast(method).results_async(timeout_s=timeout_s, return_exceptions=True)
-    return found
+    results: list[Any] = await handle.broadcast(method).results_async(timeout_s=timeout_s, return_exceptions=True)
+    return results
 
 
-def _name() -> str:
+def _replica_name() -> str:
     name: str = serve.get_replica_context().replica_tag
     return name
 
 
-def exposition(found: Iterable[tuple[str, list[Metric]]]) -> bytes:
+def exposition(reports: Iterable[tuple[str, list[Metric]]]) -> bytes:
     """The metrics of several replicas as Prometheus reads them, each series with the label `replica`."""
     families: dict[str, Metric] = {}
-    for replica, metrics in found:
+    for replica, metrics in reports:
         for metric in metrics:
             family = families.setdefault(metric.name, Metric(metric.name, metric.documentation, metric.type))
             family.samples += [each._replace(labels={**each.labels, "replica": replica}) for each in metric.samples]

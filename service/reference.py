@@ -23,7 +23,7 @@ def page(document: dict[str, Any], base: str, keyed: bool) -> str:
             groups.setdefault(operation.get("tags", ["other"])[0], []).append((method.upper(), path, operation))
     definitions = document["components"]["schemas"]
     curl = 'curl -s -H "X-API-Key: $CAPSERVE_API_KEY"' if keyed else "curl -s"
-    sections = "".join(_section(tag, found, definitions, base, curl) for tag, found in groups.items())
+    sections = "".join(_section(tag, operations, definitions, base, curl) for tag, operations in groups.items())
     info = document["info"]
     title = f"{info['title']} {info['version']}"
     return f"""<!doctype html>
@@ -55,34 +55,35 @@ Errors are problem+json (<a href="https://www.rfc-editor.org/rfc/rfc9457">RFC 94
 
 
 def _contents(groups: Groups) -> str:
-    def entries(found: list[tuple[str, str, Schema]]) -> str:
+    def entries(operations: list[tuple[str, str, Schema]]) -> str:
         return "".join(
-            f'<li><a href="#{_anchor(method, path)}"><b>{method}</b> {_breakable(path)}</a></li>' for method, path, _ in found
+            f'<li><a href="#{_anchor(method, path)}"><b>{method}</b> {_breakable(path)}</a></li>'
+            for method, path, _ in operations
         )
 
-    return "".join(f"<h2>{escape(tag)}</h2><ul>{entries(found)}</ul>" for tag, found in groups.items())
+    return "".join(f"<h2>{escape(tag)}</h2><ul>{entries(operations)}</ul>" for tag, operations in groups.items())
 
 
-def _section(tag: str, found: list[tuple[str, str, Schema]], definitions: Schema, base: str, curl: str) -> str:
-    articles = "".join(_operation(method, path, operation, definitions, base, curl) for method, path, operation in found)
+def _section(tag: str, operations: list[tuple[str, str, Schema]], definitions: Schema, base: str, curl: str) -> str:
+    articles = "".join(_operation(method, path, operation, definitions, base, curl) for method, path, operation in operations)
     return f"<section><h2>{escape(tag)}</h2>{articles}</section>"
 
 
 def _operation(method: str, path: str, operation: Schema, definitions: Schema, base: str, curl: str) -> str:
     parameters = operation.get("parameters", [])
-    sent = operation.get("requestBody", {}).get("content", {})
-    given = operation["responses"].get("200", {}).get("content", {})
-    told: str = operation.get("description") or operation["summary"]
+    request = operation.get("requestBody", {}).get("content", {})
+    response = operation["responses"].get("200", {}).get("content", {})
+    description: str = operation.get("description") or operation["summary"]
     parts = [
         f'<h3><b class="{method.lower()}">{method}</b> <code>{_breakable(path)}</code></h3>',
-        f"<p>{escape(told)}</p>",
+        f"<p>{escape(description)}</p>",
         _parameters(parameters, definitions),
-        f"<p>Takes {_codes(sent)}.</p>" if sent else "",
-        _command(method, path, parameters, sent, base, curl),
-        _example("What is sent", sent),
-        f"<p>Gives {_codes(given)}.</p>" if given else "",
-        _fields(given.get(JSON, {}).get("schema", {}), definitions),
-        _example("An answer", given),
+        f"<p>Takes {_codes(request)}.</p>" if request else "",
+        _command(method, path, parameters, request, base, curl),
+        _example("What is sent", request),
+        f"<p>Gives {_codes(response)}.</p>" if response else "",
+        _fields(response.get(JSON, {}).get("schema", {}), definitions),
+        _example("An answer", response),
         _statuses(operation["responses"]),
     ]
     return f'<article id="{_anchor(method, path)}">{"".join(parts)}</article>'
@@ -97,17 +98,17 @@ def _parameters(parameters: list[Schema], definitions: Schema) -> str:
 
 def _fields(schema: Schema, definitions: Schema) -> str:
     """A table of an answer's fields; those of its parts are named with their path: `objects[].pose`."""
-    return _table(("field", "type", "what it is"), list(_flat(schema, definitions, "")))
+    return _table(("field", "type", "what it is"), list(_field_rows(schema, definitions, "")))
 
 
-def _flat(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
+def _field_rows(schema: Schema, definitions: Schema, prefix: str) -> Iterator[tuple[str, str, str]]:
     schema = _resolved(schema, definitions)
     for name, field in schema.get("properties", {}).items():
         yield prefix + name, _type(field, definitions), field.get("description", "")
         many = field.get("type") == "array"
         part = _resolved(field.get("items", {}) if many else field, definitions)
         if "properties" in part:
-            yield from _flat(part, definitions, f"{prefix}{name}{'[]' if many else ''}.")
+            yield from _field_rows(part, definitions, f"{prefix}{name}{'[]' if many else ''}.")
 
 
 def _resolved(schema: Schema, definitions: Schema) -> Schema:
@@ -145,16 +146,16 @@ def _table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
     return f'<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _command(method: str, path: str, parameters: list[Schema], sent: Schema, base: str, curl: str) -> str:
+def _command(method: str, path: str, parameters: list[Schema], request: Schema, base: str, curl: str) -> str:
     """A curl command that works as it is, if the parameters have examples."""
     known = [each for each in parameters if "example" in each]
     path = path.format_map({each["name"]: quote(each["example"]) for each in known if each["in"] == "path"})
     query = urlencode({each["name"]: each["example"] for each in known if each["in"] == "query"}, doseq=True)
     address = f"{path}{'?' + query if query else ''}"
     options, note = "", ""
-    if "multipart/form-data" in sent:
+    if "multipart/form-data" in request:
         options = " -F file=@seven.png"
-    elif sent:
+    elif request:
         options, note = f" -H 'Content-Type: {JSON}' -d @request.json", "request.json: as below, whole in openapi.json."
     elif method != "GET":
         options = f" -X {method}"
@@ -182,8 +183,10 @@ def _shortened(value: Any) -> Any:
 
 
 def _statuses(responses: Schema) -> str:
-    told = ", ".join(f"<b>{status}</b> {escape(each['description'])}" for status, each in responses.items() if status != "200")
-    return f'<p class="statuses">Otherwise {told}.</p>' if told else ""
+    statuses = ", ".join(
+        f"<b>{status}</b> {escape(each['description'])}" for status, each in responses.items() if status != "200"
+    )
+    return f'<p class="statuses">Otherwise {statuses}.</p>' if statuses else ""
 
 
 def _codes(names: Schema) -> str:

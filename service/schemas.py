@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, model_validator
 
 from service.catalogue import Change, State
 from service.manifest import LONGEST_NAME, REACH, Variant
-from service.verdict import DENIED, DOUBTED, Verdict
+from service.verdict import NOT_A_DIGIT_SHARE, UNSURE_SHARE, Verdict
 
 ModelName = Annotated[str | None, Field(description="which model, of /models; the server's default when absent", max_length=64)]
 Delta = Annotated[FiniteFloat, Field(ge=-1, le=1)]
@@ -115,7 +115,8 @@ class Prediction(BaseModel):
     objects: list[Seen] = Field(description="digits seen, the longest capsule first; most models see one a picture")
     reconstruction_error: float = Field(description="mean squared difference between picture and drawing, per pixel")
     verdict: Verdict = Field(
-        description=f"by length, lead and drawing; of digits {DOUBTED:.0%} at most are unsure or worse, {DENIED:.0%} not_a_digit"
+        description=f"by length, lead and drawing; of digits {UNSURE_SHARE:.0%} at most are unsure or worse, "
+        f"{NOT_A_DIGIT_SHARE:.0%} not_a_digit"
     )
     input: str | None = Field(None, description="data URI of a PNG, the picture as the network took it; only with input=true")
 

@@ -10,7 +10,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-REST = 4  # times as long as writing the last text took, but at most LONGEST
+REST = 4  # times as long as writing the last text took, but at most LONGEST_REST
 LONGEST_REST = 1.0  # seconds: on a busy machine, or with a silent Ray replica, writing takes nearly as long as Prometheus waits
 
 

@@ -84,9 +84,9 @@ class Served:
     def reserved(self, images: int) -> AbstractContextManager[None]:
         return self._encodings.reserved(images)
 
-    async def perceive(self, images: Array, complete: float, drawn: bool = True) -> Judged:
+    async def perceive(self, images: Array, complete: float, draw: bool = True) -> Judged:
         """Perceives and judges pictures (n, C, H, W) of a request whose last byte came at `complete`, a time.monotonic()."""
-        perception, stages = await self._perceive(images, complete, drawn)
+        perception, stages = await self._perceive(images, complete, draw)
         self._expect_numbers("picture", perception.lengths, perception.capsules, perception.drawings)
         verdicts = self.judge.verdicts(perception)
         self._predictions.record(perception, verdicts)
@@ -135,7 +135,7 @@ class Served:
         blank = np.zeros((1, *self.manifest.image_shape), np.float32)
         try:
             async with asyncio.timeout(self._deadline):
-                await self._perceive(blank, time.monotonic(), drawn=True)
+                await self._perceive(blank, time.monotonic(), draw=True)
         except (TurnedAway, TimeoutError) as error:
             logger.debug("probe of %s: %s", self.manifest.name, error or "no answer")
 
@@ -144,21 +144,21 @@ class Served:
             self._metrics.queue_images.labels(self.manifest.name, graph).set(batcher.queued)
             self._metrics.queue_limit.labels(self.manifest.name, graph).set(batcher.limit)
 
-    async def _perceive(self, images: Array, complete: float, drawn: bool) -> tuple[Perception, Stages]:
-        answer = await self._encodings.submit(images, np.full(len(images), drawn), deadline=complete + self._deadline)
-        if drawn:  # so both graphs worked: one that works says nothing about the other
+    async def _perceive(self, images: Array, complete: float, draw: bool) -> tuple[Perception, Stages]:
+        answer = await self._encodings.submit(images, np.full(len(images), draw), deadline=complete + self._deadline)
+        if draw:  # so both graphs worked: one that works says nothing about the other
             self.failures_in_a_row = 0
         return Perception(*answer.outputs), answer.stages
 
     # On the runners
 
-    def _run_encoder(self, images: Array, drawn: NDArray[np.bool_]) -> tuple[Perception, Stages]:
+    def _run_encoder(self, images: Array, to_draw: NDArray[np.bool_]) -> tuple[Perception, Stages]:
         started = time.perf_counter()
         lengths, capsules = self.net.classify(images)
         encoded = time.perf_counter()
-        perception = self.net.perceive_encoded(images, lengths, capsules, drawn)
+        perception = self.net.perceive_encoded(images, lengths, capsules, to_draw)
         ended = time.perf_counter()
-        if not drawn.any():
+        if not to_draw.any():
             return perception, {"encode": ended - started}
         return perception, {"encode": encoded - started, "reconstruct": ended - encoded}
 

@@ -146,7 +146,7 @@ class CpuSession(Session):
 
 
 def pieces(rows: int) -> list[slice]:
-    """Cuts rows into pieces that run together: of PIECE rows, but the last is never below SMALLEST if there are several."""
+    """Cuts rows into pieces that run together: of PIECE rows, but the last is never below SMALLEST_PIECE if there are several."""
     starts = list(range(0, max(1, rows - SMALLEST_PIECE + 1), PIECE))
     return [slice(start, end) for start, end in zip(starts, [*starts[1:], rows], strict=True)]
 

@@ -110,7 +110,7 @@ class Settings(BaseSettings):
 
 def _is_url(text: str) -> bool:
     try:
-        found = urlsplit(text)
-        return found.scheme in ("http", "https") and bool(found.hostname) and found.port != 0
+        parts = urlsplit(text)
+        return parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
     except ValueError:  # a port that is not a number, a bracket left open
         return False

@@ -24,8 +24,8 @@ from service.manifest import Manifest
 
 FLOAT = "FP32"
 WIRE = np.dtype("<f4")
-SIZED = "; the header Inference-Header-Content-Length says where it ends: count its bytes, not its characters"
-BINARY = (
+SIZE_ADVICE = "; the header Inference-Header-Content-Length says where it ends: count its bytes, not its characters"
+BINARY_ADVICE = (
     "; bytes that follow the JSON need the header Inference-Header-Content-Length, which says how long the JSON is, "
     "and a picture's file goes to POST /predict"
 )
@@ -37,14 +37,14 @@ LONGEST_ID = 1_024  # characters: the answer repeats it, as JSON in ASCII
 LONGEST_AXIS = (1 << 31) - 1  # JSON's integers have no limit of their own
 
 
-def _few(given: object) -> object:
+def _checked_parameters(given: object) -> object:
     """Reads null as none, as many clients write it. Counts first: of thousands pydantic would keep an error for each."""
     if isinstance(given, dict) and len(given) > MOST_PARAMETERS:
         raise ValueError(f"expected at most {MOST_PARAMETERS} parameters, found {len(given):,}")
     return {} if given is None else given
 
 
-Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(_few)]
+Parameters = Annotated[dict[str, str | int | float | bool], BeforeValidator(_checked_parameters)]
 
 
 @dataclass(frozen=True)
@@ -102,9 +102,9 @@ class Inference:
 
 def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
     """`header` is Inference-Header-Content-Length: how many bytes of the body are JSON; all of them if it is absent."""
-    size = len(body) if header is None else _header_size(header, len(body))
+    size = len(body) if header is None else _json_size(header, len(body))
     if header is not None and not size:
-        return _bare(body, inputs, outputs)
+        return _read_raw(body, inputs, outputs)
     request = _parsed(body[:size], header is not None)
     given = [tensor.name for tensor in request.inputs]
     expected = {port.name: port for port in inputs}
@@ -112,16 +112,16 @@ def read(body: bytes, header: str | None, inputs: Sequence[Port], outputs: Seque
         raise MalformedRequest(f"expected the inputs {_listed(expected)}, each once; found {_listed(given)}")
     raw = _raw_parts(request.inputs, body, size, header is not None)
     arrays = {tensor.name: _array(tensor, expected[tensor.name], raw.get(tensor.name)) for tensor in request.inputs}
-    return Inference(request.id, arrays, _wanted(request, [port.name for port in outputs]))
+    return Inference(request.id, arrays, _requested_outputs(request, [port.name for port in outputs]))
 
 
-def _bare(body: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
+def _read_raw(body: bytes, inputs: Sequence[Port], outputs: Sequence[Port]) -> Inference:
     """Reads a raw binary request: no JSON, only the bytes of the one input; all outputs are returned as raw bytes too."""
     (port,) = inputs
     row = math.prod(port.shape[1:]) * WIRE.itemsize
     if not body or len(body) % row:
-        told = f"{port.name}: Inference-Header-Content-Length says there is no JSON: expected {row} bytes per picture"
-        raise MalformedRequest(f"{told}, found {len(body)}")
+        message = f"{port.name}: Inference-Header-Content-Length says there is no JSON: expected {row} bytes per picture"
+        raise MalformedRequest(f"{message}, found {len(body)}")
     rows = np.frombuffer(body, WIRE).reshape(-1, *port.shape[1:]).astype(np.float32)
     return Inference(None, {port.name: rows}, {output.name: True for output in outputs})
 
@@ -147,31 +147,31 @@ def _json(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def _header_size(header: str, total: int) -> int:
+def _json_size(header: str, total: int) -> int:
     if not (header.isascii() and header.isdigit() and len(header) < 20):
-        told = "Inference-Header-Content-Length: expected the number of bytes of JSON that begin the body"
-        raise MalformedRequest(f"{told}, found {header[:20]!r}")
+        message = "Inference-Header-Content-Length: expected the number of bytes of JSON that begin the body"
+        raise MalformedRequest(f"{message}, found {header[:20]!r}")
     if int(header) > total:
         raise MalformedRequest(f"Inference-Header-Content-Length says {int(header)} bytes; the whole body has {total}")
     return int(header)
 
 
-def counted(text: bytes) -> int:
+def count_values(text: bytes) -> int:
     """How many values the JSON can have: each follows a comma or a bracket, and a bracket is a value itself."""
     return text.count(b",") + text.count(b"[") + text.count(b"{")
 
 
-def _parsed(text: bytes, announced: bool) -> InferenceRequest:
-    if counted(text) > MOST_VALUES:
+def _parsed(text: bytes, has_header: bool) -> InferenceRequest:
+    if count_values(text) > MOST_VALUES:
         raise TooLarge(f"more than {MOST_VALUES:,} values are JSON; send them as binary tensor data, with binary_data_size")
     try:
         return InferenceRequest.model_validate_json(text.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        advice = (SIZED if announced else BINARY) if error.errors()[0]["type"] == "json_invalid" else ""
+        advice = (SIZE_ADVICE if has_header else BINARY_ADVICE) if error.errors()[0]["type"] == "json_invalid" else ""
         raise MalformedRequest(faults.sentences(InferenceRequest, error, "the body")[0] + advice) from None
 
 
-def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announced: bool) -> dict[str, memoryview]:
+def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, has_header: bool) -> dict[str, memoryview]:
     """Splits what follows the JSON into the tensors that say how many bytes they have; nothing may be left over."""
     parts: dict[str, memoryview] = {}
     rest = memoryview(body)[start:]
@@ -179,7 +179,7 @@ def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announce
         size = tensor.parameters.get("binary_data_size")
         if size is None:
             continue
-        if not announced:
+        if not has_header:
             raise MalformedRequest(f"{tensor.name}: binary_data_size needs the header Inference-Header-Content-Length")
         if type(size) is not int or not 0 <= size <= len(rest):
             raise MalformedRequest(
@@ -193,7 +193,7 @@ def _raw_parts(tensors: Sequence[InputTensor], body: bytes, start: int, announce
 
 
 def _array(tensor: InputTensor, port: Port, raw: memoryview | None) -> Array:
-    _know(tensor.name, tensor.parameters, "binary_data_size")
+    _refuse_unknown(tensor.name, tensor.parameters, "binary_data_size")
     if tensor.datatype != FLOAT:
         advice = "; a picture's file goes to POST /predict" if tensor.datatype == "BYTES" else ""
         raise MalformedRequest(f"{port.name}: expected datatype {FLOAT}, found {tensor.datatype[:20]}{advice}")
@@ -231,7 +231,7 @@ def _numbers(name: str, data: list[Any]) -> tuple[list[int], Array]:
         raise MalformedRequest(f"{name}: data holds a number that is too large") from None
 
 
-def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
+def _requested_outputs(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
     """Output name -> whether as raw bytes. All outputs if none is named; an output's own parameter overrides the request's."""
     default = _flag("binary_data_output", request.parameters, False)
     if not request.outputs:
@@ -240,11 +240,11 @@ def _wanted(request: InferenceRequest, known: Sequence[str]) -> dict[str, bool]:
     if len(set(names)) != len(names) or not set(names) <= set(known):
         raise MalformedRequest(f"expected outputs out of {_listed(known)}, each at most once; found {_listed(names)}")
     for output in request.outputs:
-        _know(output.name, output.parameters, "binary_data")
+        _refuse_unknown(output.name, output.parameters, "binary_data")
     return {output.name: _flag("binary_data", output.parameters, default) for output in request.outputs}
 
 
-def _know(name: str, parameters: Parameters, known: str) -> None:
+def _refuse_unknown(name: str, parameters: Parameters, known: str) -> None:
     """Refuses unknown parameters: shared memory, classification and the like would change what the answer means."""
     unknown = sorted(parameters.keys() - {known})
     if unknown:

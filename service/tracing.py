@@ -28,12 +28,12 @@ try:
 except ModuleNotFoundError as error:
     raise StartError("CAPSERVE_TRACES needs OpenTelemetry; `pip install '.[otel]'` in the checkout installs it") from error
 
-HEADERS = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # where a collector's key goes
+HEADER_VARIABLES = ("OTEL_EXPORTER_OTLP_HEADERS", "OTEL_EXPORTER_OTLP_TRACES_HEADERS")  # where a collector's key goes
 NANOSECONDS = 1_000_000_000
-FAREWELL = 2.0  # seconds to send the last spans when the process stops; the collector may be down
+SHUTDOWN_TIMEOUT = 2.0  # seconds to send the last spans when the process stops; the collector may be down
 
-for quoting in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings they quote clients' headers and the collector's
-    logging.getLogger(quoting).setLevel(logging.ERROR)
+for name in ("opentelemetry.trace", "opentelemetry.util"):  # in warnings they quote clients' headers and the collector's
+    logging.getLogger(name).setLevel(logging.ERROR)
 
 
 class Tracing:
@@ -46,9 +46,9 @@ class Tracing:
         self._tracer = self._provider.get_tracer("capserve")
         self._propagator = TraceContextTextMapPropagator()
 
-    def visited(self, method: str, route: str | None, path: str, scope: Scope, visit: Visit, status: int, seconds: float) -> str:
+    def record(self, method: str, route: str | None, path: str, scope: Scope, visit: Visit, status: int, seconds: float) -> str:
         """Records a request that is over and took `seconds`; returns its trace's ID."""
-        carried = {
+        trace_headers = {
             key.decode("latin-1"): value.decode("latin-1")
             for key, value in scope["headers"]
             if key in (b"traceparent", b"tracestate")
@@ -57,7 +57,7 @@ class Tracing:
         begin = end - round(seconds * NANOSECONDS)
         span = self._tracer.start_span(
             f"{method} {route}" if route else method,
-            context=self._propagator.extract(carried),
+            context=self._propagator.extract(trace_headers),
             kind=SpanKind.SERVER,
             attributes={
                 "http.request.method": method,
@@ -69,11 +69,11 @@ class Tracing:
             },
             start_time=begin,
         )
-        inside = set_span_in_context(span)
+        parent = set_span_in_context(span)
         begin += round((visit.complete - visit.arrived) * NANOSECONDS)
-        for stage, taken in visit.stages.items():
-            child = self._tracer.start_span(stage, context=inside, start_time=begin)
-            begin += round(taken * NANOSECONDS)
+        for stage, stage_seconds in visit.stages.items():
+            child = self._tracer.start_span(stage, context=parent, start_time=begin)
+            begin += round(stage_seconds * NANOSECONDS)
             child.end(begin)
         if status >= 500:
             span.set_status(Status(StatusCode.ERROR))
@@ -84,12 +84,12 @@ class Tracing:
         """Sends what is left, if the collector takes it in time."""
         sending = threading.Thread(target=self._provider.shutdown, daemon=True)
         sending.start()
-        sending.join(FAREWELL)
+        sending.join(SHUTDOWN_TIMEOUT)
 
 
 def expect_headers() -> None:
     """Raises StartError for headers that OpenTelemetry would skip as unreadable: without its key a collector takes no spans."""
-    for name in HEADERS:
+    for name in HEADER_VARIABLES:
         parts = [part for part in os.environ.get(name, "").split(",") if part.strip()]
         if not all(parse_env_headers(part, liberal=True) for part in parts):
             raise StartError(f"{name}: expected NAME=VALUE, or several separated by commas; what was found is kept secret")

@@ -23,8 +23,8 @@ BLANK = 0.05  # standard deviation of the pixels: digits have 0.15 and more, an 
 
 # The share of digits that may be judged unsure or worse, and not_a_digit. The bounds are sums of two rarities in powers of ten,
 # assuming that both grow together. Chosen before looking at the test digits, and not to be adjusted to them.
-DOUBTED, DENIED = 0.05, 0.02
-UNSURE, NOT_A_DIGIT = -2 * log10(DOUBTED), -2 * log10(DENIED)
+UNSURE_SHARE, NOT_A_DIGIT_SHARE = 0.05, 0.02
+UNSURE, NOT_A_DIGIT = -2 * log10(UNSURE_SHARE), -2 * log10(NOT_A_DIGIT_SHARE)
 
 Tail = list[tuple[float, float]]  # (share of digits beyond a value, the value), from the median outwards, values rising
 
@@ -34,16 +34,16 @@ class Judge:
 
     def __init__(self, manifest: Manifest) -> None:
         thresholds = manifest.thresholds
-        self._lengths, self._leads = _low(thresholds.lengths), _low(thresholds.margins)
+        self._lengths, self._leads = _low_tail(thresholds.lengths), _low_tail(thresholds.margins)
         by_class = [thresholds.reconstruction_errors[name] for name in manifest.classes]
         # No class need be drawn better than the median class: MNIST's 1s are bare strokes, drawn so well that a 1 with a flag
         # or a foot would be the rarest of digits.
         middle = {each: median(errors[each] for errors in by_class) for each in by_class[0]}
-        self._errors = [_high({each: max(error, middle[each]) for each, error in errors.items()}) for errors in by_class]
+        self._errors = [_high_tail({each: max(error, middle[each]) for each, error in errors.items()}) for errors in by_class]
 
     def verdicts(self, perception: Perception) -> list[Verdict]:
         rows = zip(perception.lengths, perception.errors.tolist(), perception.contrasts.tolist(), strict=True)
-        return [self.judge(lengths, perception.objects(row), *told) for row, (lengths, *told) in enumerate(rows)]
+        return [self.judge(lengths, perception.objects(row), *measures) for row, (lengths, *measures) in enumerate(rows)]
 
     def judge(self, lengths: Array, objects: Sequence[int], reconstruction_error: float, contrast: float) -> Verdict:
         """Judges one picture by its `lengths` (K,) and the mean squared error of its drawing.
@@ -54,8 +54,8 @@ class Judge:
             return "not_a_digit"
         if not isfinite(reconstruction_error):  # nothing was drawn
             return "unsure"
-        found = self.surprise(lengths, objects, reconstruction_error)
-        return "digit" if found <= UNSURE else "unsure" if found <= NOT_A_DIGIT else "not_a_digit"
+        surprise = self.surprise(lengths, objects, reconstruction_error)
+        return "digit" if surprise <= UNSURE else "unsure" if surprise <= NOT_A_DIGIT else "not_a_digit"
 
     def surprise(self, lengths: Array, objects: Sequence[int], reconstruction_error: float) -> float:
         """How unusual this would be for a digit, in powers of ten: 0.6 for what is better than the median in both respects."""
@@ -65,12 +65,12 @@ class Judge:
         return hesitation + min(_rarity(reconstruction_error, self._errors[label]) for label in objects)
 
 
-def _low(percentiles: dict[str, float]) -> Tail:
+def _low_tail(percentiles: dict[str, float]) -> Tail:
     """The tail where low values are suspicious; negated, so that suspicion grows with the value."""
     return sorted(((float(each) / 100, -value) for each, value in percentiles.items()), reverse=True)
 
 
-def _high(percentiles: dict[str, float]) -> Tail:
+def _high_tail(percentiles: dict[str, float]) -> Tail:
     return sorted(((1 - float(each) / 100, value) for each, value in percentiles.items()), reverse=True)
 
 

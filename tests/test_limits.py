@@ -27,17 +27,18 @@ LIMITS = {
     "service/app.py": [f"at most {WORDS[app.DECODERS]} are decoded at once"],
     "service/bundle.py": [f"{bundle.EXAMPLE_LIMIT >> 20} MB for the example"],
     "service/images.py": [
-        f"{images.LONGEST:,} a side",
+        f"{images.LONGEST_SIDE:,} a side",
         f"more than {images.MOST_SCANS} are refused",
-        f"more than {images.MOST_SCANNED:,} pixels in all, or, where that is more, {images.AS_OFTEN} times `CAPSERVE_MAX_PIXELS`",
-        f"more than {images.MOST_MARKERS:,} markers are refused, and more than {images.MOST_TAKEN_APART:,} bytes of Exif",
+        f"more than {images.MOST_SCANNED_PIXELS:,} pixels in all, or, where that is more, "
+        f"{images.MOST_FULL_SCANS} times `CAPSERVE_MAX_PIXELS`",
+        f"more than {images.MOST_MARKERS:,} markers are refused, and more than {images.MOST_PARSED:,} bytes of Exif",
         f"the first {images.MOST_EXIF:,} bytes of it alone",
-        f"more than {images.MOST_OF_RUNS:,} bytes and pixels",
+        f"more than {images.LARGEST_RLE:,} bytes and pixels",
     ],
     "service/manifest.py": [f"{manifest.MANIFEST_LIMIT >> 20} MB for the manifest"],
     "service/pngfile.py": [
         f"more than {pngfile.MOST_CHUNKS} chunks beside its pixels",
-        f"more than {pngfile.MOST_OF_PIXELS:,} of pixels",
+        f"more than {pngfile.MOST_PIXEL_CHUNKS:,} of pixels",
     ],
     "service/web/bodies.py": [f"at {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY`"],
     "service/web/multipart.py": [
@@ -71,8 +72,8 @@ BODIES = app.LARGEST_BODIES * Settings.model_fields["max_body"].default
 
 STATEMENTS = [
     ("README.md", f"more than {protocol.MOST_HEAD >> 10} KB or {protocol.MOST_HEADERS} of headers"),
-    ("README.md", f"at most one in {1 / verdict.DOUBTED:.0f} is so unlike the others as to be `unsure`, and one in"),
-    ("README.md", f"and one in {1 / verdict.DENIED:.0f} `not_a_digit`"),
+    ("README.md", f"at most one in {1 / verdict.UNSURE_SHARE:.0f} is so unlike the others as to be `unsure`, and one in"),
+    ("README.md", f"and one in {1 / verdict.NOT_A_DIGIT_SHARE:.0f} `not_a_digit`"),
     ("docs/operations.md", f"event loop has not turned for {workers.STILL:.0f} seconds"),
     ("docs/operations.md", f"pauses that grow to {workers.LATER:.0f} s"),
     ("docs/operations.md", f"the {ORDINALS[workers.TRIES]} that dies ends the server"),

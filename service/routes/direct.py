@@ -62,12 +62,12 @@ class Bare(APIRoute):
         endpoint: Callable[..., Awaitable[Response]] = self.endpoint
 
         async def handle(request: Request) -> Response:
-            self.expect_no(request.scope["query_string"])
+            self.expect_no_query(request.scope["query_string"])
             return await endpoint(request, **request.path_params)
 
         return handle
 
-    def expect_no(self, query: bytes) -> None:
+    def expect_no_query(self, query: bytes) -> None:
         if first := query.lstrip(b"&").partition(b"&")[0]:  # the others need not be read, and may be thousands
             name = unquote_plus(first.partition(b"=")[0].decode("latin-1"))
             raise Unprocessable(f"this path takes no query parameters, found {name[:40]!r}; leave it out")
@@ -76,7 +76,7 @@ class Bare(APIRoute):
 class Probed(Bare):
     """Ignores the query: one against caches, or of a scrape, must not make a sound server look as if it failed."""
 
-    def expect_no(self, query: bytes) -> None:
+    def expect_no_query(self, query: bytes) -> None:
         pass
 
 
@@ -87,12 +87,12 @@ def _reader(model: type[BaseModel]) -> Callable[[bytes], BaseModel]:
     def read(query: bytes) -> BaseModel:
         if query.count(b"&") >= MOST_PARAMETERS:
             raise Unprocessable(f"more than {MOST_PARAMETERS:,} query parameters; send fewer")
-        given = parse_qs(query.decode("latin-1"), keep_blank_values=True)
-        for name, values in given.items():
+        parameters = parse_qs(query.decode("latin-1"), keep_blank_values=True)
+        for name, values in parameters.items():
             if len(values) > 1 and name not in lists:
                 raise Unprocessable(f"{name[:40]!r} is in the query more than once; give it once")
         try:
-            return model.model_validate({name: values if name in lists else values[0] for name, values in given.items()})
+            return model.model_validate({name: values if name in lists else values[0] for name, values in parameters.items()})
         except ValidationError as error:
             raise Unprocessable("; ".join(faults.sentences(model, error, "the query"))) from None
 

@@ -41,9 +41,12 @@ OUTPUTS: dict[str, Callable[[Perception], Array]] = {
 _BINARY = {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}}
 _JSON = {"application/json": {"schema": {"$ref": "#/components/schemas/InferenceRequest"}}}  # openapi.py puts it there
 _BODY = {"required": True, "content": _JSON | _BINARY}
-_SIZE = {"schema": {"type": "integer"}, "description": "bytes of it that are JSON; those of tensors with binary_data_size follow"}
-_OR_NONE = {"description": f"{_SIZE['description']}; 0 where the body is the bytes of pictures alone"}
-_TAKES_SIZE = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE, **_OR_NONE}
+_SIZE_HEADER = {
+    "schema": {"type": "integer"},
+    "description": "bytes of it that are JSON; those of tensors with binary_data_size follow",
+}
+_SIZE_OR_ZERO = {"description": f"{_SIZE_HEADER['description']}; 0 where the body is the bytes of pictures alone"}
+_SIZE_PARAMETER = {"name": HEADER_SIZE, "in": "header", "required": False, **_SIZE_HEADER, **_SIZE_OR_ZERO}
 
 LIVE, READY = "/health/live", "/health/ready"
 
@@ -57,69 +60,69 @@ def asks_whether_ready(path: str) -> bool:
     return path.startswith(f"{router.prefix}/models/") and path.endswith("/ready")
 
 
-infers = partial(
+post_inference = partial(
     router.post,
     response_model=V2Inference,
-    openapi_extra={"requestBody": _BODY, "parameters": [_TAKES_SIZE]},
-    responses=RESPONSES | {200: {"content": _BINARY, "headers": {HEADER_SIZE: _SIZE}}},
+    openapi_extra={"requestBody": _BODY, "parameters": [_SIZE_PARAMETER]},
+    responses=RESPONSES | {200: {"content": _BINARY, "headers": {HEADER_SIZE: _SIZE_HEADER}}},
 )
 
 
-def tells(model: type[BaseModel], otherwise: str) -> dict[int | str, dict[str, Any]]:
+def unavailable(model: type[BaseModel], description: str) -> dict[int | str, dict[str, Any]]:
     """Describe a 503 with the same fields."""
-    return {503: {"model": model, "description": otherwise}}
+    return {503: {"model": model, "description": description}}
 
 
-KEYED = refusals(KeyWanted, Busy)
-NAMED = KEYED | refusals(UnknownModel)
-NOT_READY = NAMED | tells(V2ModelReadiness, "send no requests for this model here")
+KEYED_RESPONSES = refusals(KeyWanted, Busy)
+MODEL_RESPONSES = KEYED_RESPONSES | refusals(UnknownModel)
+READY_RESPONSES = MODEL_RESPONSES | unavailable(V2ModelReadiness, "send no requests for this model here")
 
 
-@router.get("", response_model=V2Server, responses=KEYED)
+@router.get("", response_model=V2Server, responses=KEYED_RESPONSES)
 async def server(request: Request) -> Response:
     """The server's name and what it speaks."""
     return JSONResponse({"name": "capserve", "version": installed("capserve"), "extensions": EXTENSIONS})
 
 
-@probes.get(LIVE, name="server_live", response_model=Liveness, responses=tells(Liveness, "restart the process"))
+@probes.get(LIVE, name="server_live", response_model=Liveness, responses=unavailable(Liveness, "restart the process"))
 async def live(request: Request) -> Response:
     """Whether a restart would be for the better, as /healthz says it."""
     alive = state.of(request).catalogue.alive
     return JSONResponse({"live": alive}, 200 if alive else 503)
 
 
-@probes.get(READY, name="server_ready", response_model=V2Readiness, responses=tells(V2Readiness, "send no requests here"))
+@probes.get(READY, name="server_ready", response_model=V2Readiness, responses=unavailable(V2Readiness, "send no requests here"))
 async def ready(request: Request) -> Response:
     """Whether to send requests here, as /readyz says it."""
-    serves = state.of(request).catalogue.ready
-    return JSONResponse({"live": state.of(request).catalogue.alive, "ready": serves}, 200 if serves else 503)
+    is_ready = state.of(request).catalogue.ready
+    return JSONResponse({"live": state.of(request).catalogue.alive, "ready": is_ready}, 200 if is_ready else 503)
 
 
-@router.get("/models/{name}", response_model=V2Model, responses=NAMED)
+@router.get("/models/{name}", response_model=V2Model, responses=MODEL_RESPONSES)
 async def metadata(request: Request, name: str) -> Response:
     """Tensors in and out; -1 is the batch."""
     return _metadata(_served(request, name))
 
 
-@router.get("/models/{name}/versions/{version}", response_model=V2Model, responses=NAMED)
+@router.get("/models/{name}/versions/{version}", response_model=V2Model, responses=MODEL_RESPONSES)
 async def metadata_of_version(request: Request, name: str, version: str) -> Response:
     """The same of one version, the one that is served: 404 once another is."""
     return _metadata(_served(request, name, version))
 
 
-@probes.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
+@probes.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=READY_RESPONSES)
 async def model_ready(request: Request, name: str) -> Response:
     """Whether to send requests for this model here."""
     return _ready(request, _served(request, name))
 
 
-@probes.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=NOT_READY)
+@probes.get("/models/{name}/versions/{version}/ready", response_model=V2ModelReadiness, responses=READY_RESPONSES)
 async def version_ready(request: Request, name: str, version: str) -> Response:
     """The same of one version, the one that is served: 404 once another is."""
     return _ready(request, _served(request, name, version))
 
 
-@infers("/models/{name}/infer")
+@post_inference("/models/{name}/infer")
 async def infer(request: Request, name: str) -> Response:
     """Tensors in, tensors out; all outputs where none is named.
 
@@ -127,7 +130,7 @@ async def infer(request: Request, name: str) -> Response:
     return await _infer(request, partial(_served, request, name), {"model_name": name})
 
 
-@infers("/models/{name}/versions/{version}/infer")
+@post_inference("/models/{name}/versions/{version}/infer")
 async def infer_version(request: Request, name: str, version: str) -> Response:
     """The same of one version, the one that is served: 404 once another is."""
     return await _infer(request, partial(_served, request, name, version), {"model_name": name, "model_version": version})
@@ -154,8 +157,8 @@ def _metadata(served: Served) -> Response:
 
 
 def _ready(request: Request, served: Served) -> Response:
-    serves = state.of(request).catalogue.serves(served)
-    return JSONResponse({"name": served.manifest.name, "ready": serves}, 200 if serves else 503)
+    is_ready = state.of(request).catalogue.serves(served)
+    return JSONResponse({"name": served.manifest.name, "ready": is_ready}, 200 if is_ready else 503)
 
 
 async def _infer(request: Request, find: Callable[[], Served], names: dict[str, str]) -> Response:
@@ -164,19 +167,19 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     find().admit()
     if body.announced(request) > SMALL_BYTES:
         service.crew.admit()
-    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    raw_body = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the model may have been replaced while the body arrived
     with departure.heeded(request):
         with visit.stage("decode"), service.crew.line() as line:
-            read = partial(tensors.read, sent, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
-            inference: Inference = read() if len(sent) <= SMALL_BYTES else await line.do(read, visit.complete)
-            images = _pictures(inference.inputs[IMAGES.name])
-        found = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
-        visit.model_ran(found.stages, served.provider)
-        return await _answer(service, inference, found.perception, names)
+            read = partial(tensors.read, raw_body, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
+            inference: Inference = read() if len(raw_body) <= SMALL_BYTES else await line.do(read, visit.complete)
+            images = _checked_pictures(inference.inputs[IMAGES.name])
+        judged = await served.perceive(images, visit.complete, RECONSTRUCTIONS.name in inference.outputs)
+        visit.model_ran(judged.stages, served.provider)
+        return await _response(service, inference, judged.perception, names)
 
 
-async def _answer(service: Service, inference: Inference, perception: Perception, names: dict[str, str]) -> Response:
+async def _response(service: Service, inference: Inference, perception: Perception, names: dict[str, str]) -> Response:
     outputs = {name: OUTPUTS[name](perception) for name in inference.outputs}
     fields = names if inference.id is None else {**names, "id": inference.id}
     write = partial(tensors.write, fields, outputs, inference.outputs)
@@ -187,7 +190,7 @@ async def _answer(service: Service, inference: Inference, perception: Perception
     return Response(content, headers={HEADER_SIZE: str(json_size)}, media_type="application/octet-stream")
 
 
-def _pictures(images: Array) -> Array:
+def _checked_pictures(images: Array) -> Array:
     lowest, highest = images.min(), images.max()
     if not (lowest >= -SLACK and highest <= 1 + SLACK):  # refuses NaN too
         raise MalformedRequest(f"{IMAGES.name}: expected values from 0 to 1, found {lowest:g} to {highest:g}")

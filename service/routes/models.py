@@ -38,7 +38,7 @@ async def reload(request: Request) -> Response:
             "reloading over HTTP needs a key: start the server with CAPSERVE_API_KEY; or restart it; or, if no terminal "
             "runs it, send it SIGHUP"
         )
-    if _foreign(request):
+    if _from_another_site(request):
         raise Forbidden("another site's page sent this reload; use this server's own page, or curl")
     try:
         changes = await service.catalogue.reload()
@@ -48,7 +48,7 @@ async def reload(request: Request) -> Response:
     return JSONResponse({"models": changes})
 
 
-def _foreign(request: Request) -> bool:
+def _from_another_site(request: Request) -> bool:
     """Whether another site's page asks: browsers add a key they know to any page's form. Over http: they send Origin alone."""
     site, origin = request.headers.get("sec-fetch-site"), request.headers.get("origin")
     if site is not None:

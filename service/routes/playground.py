@@ -52,29 +52,29 @@ router = APIRouter(include_in_schema=False)
 
 @router.get("/")
 async def playground(request: Request) -> Response:
-    return _sent(request, FILES[PAGE])
+    return _file_response(request, FILES[PAGE])
 
 
 @router.get("/playground/{name}")
 async def part(request: Request, name: str) -> Response:
     if name not in FILES:
         raise HTTPException(404)
-    return _sent(request, FILES[name])
+    return _file_response(request, FILES[name])
 
 
 @router.get("/openapi.json")
 async def openapi(request: Request) -> Response:
     """Name the server's prefix, if it has one, for clients that are generated from the document."""
     document, prefix = await _document(request), _prefix(request)
-    told = {"Cache-Control": HEADERS["Cache-Control"], "Vary": "X-Forwarded-Prefix"}
-    return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document, headers=told)
+    response_headers = {"Cache-Control": HEADERS["Cache-Control"], "Vary": "X-Forwarded-Prefix"}
+    return JSONResponse({**document, "servers": [{"url": prefix}]} if prefix else document, headers=response_headers)
 
 
 @router.get("/docs")
 async def docs(request: Request) -> Response:
     keyed = state.of(request).settings.api_key is not None
-    page = reference.page(await _document(request), _base(request), keyed)
-    return _sent(request, _file(page.encode(), TYPES[".html"]))
+    page = reference.page(await _document(request), _base_url(request), keyed)
+    return _file_response(request, _file(page.encode(), TYPES[".html"]))
 
 
 async def _document(request: Request) -> dict[str, Any]:
@@ -85,22 +85,22 @@ async def _document(request: Request) -> dict[str, Any]:
     return document
 
 
-def _base(request: Request) -> str:
+def _base_url(request: Request) -> str:
     """Return the URL under which the reader found the server. It trusts headers that anybody can send: only for text to copy."""
     proxied = request.headers.get("x-forwarded-proto", "").partition(",")[0].strip().lower() == "https"
-    seen = request.base_url.replace(path=_prefix(request))
-    return str(seen.replace(scheme="https") if proxied else seen)
+    url = request.base_url.replace(path=_prefix(request))
+    return str(url.replace(scheme="https") if proxied else url)
 
 
 def _prefix(request: Request) -> str:
     """Return the path prefix of the server: its own, or what a proxy stripped, as Traefik reports and others can be told to."""
-    told = request.headers.get("x-forwarded-prefix", "").rstrip("/")
+    forwarded = request.headers.get("x-forwarded-prefix", "").rstrip("/")
     own: str = request.scope.get("root_path", "").rstrip("/")
-    return told if PREFIX.fullmatch(told) else own
+    return forwarded if PREFIX.fullmatch(forwarded) else own
 
 
-def _sent(request: Request, file: File) -> Response:
-    told = {"ETag": file.etag, **HEADERS}
+def _file_response(request: Request, file: File) -> Response:
+    response_headers = {"ETag": file.etag, **HEADERS}
     if headers.knows(request.headers.getlist("if-none-match"), file.etag):
-        return Response(status_code=304, headers=told)
-    return Response(file.content, headers=told, media_type=file.media_type)
+        return Response(status_code=304, headers=response_headers)
+    return Response(file.content, headers=response_headers, media_type=file.media_type)

@@ -28,59 +28,63 @@ router = APIRouter(route_class=Direct, responses=RESPONSES, tags=["predict"])
 SMALL_BYTES = 1 << 13
 SMALL_PIXELS = 1 << 12
 
-FILE = {"type": "string", "format": "binary"}
+FILE_SCHEMA = {"type": "string", "format": "binary"}
 
 
-def _form(file: dict[str, Any]) -> dict[str, Any]:
+def _form_schema(file: dict[str, Any]) -> dict[str, Any]:
     return {"schema": {"type": "object", "required": ["file"], "properties": {"file": file}}}
 
 
-ONE = {
-    body.MULTIPART: _form(FILE),
+ONE_PICTURE = {
+    body.MULTIPART: _form_schema(FILE_SCHEMA),
     body.JSON: {"schema": OnePicture.model_json_schema()},
-    **dict.fromkeys(("image/png", "image/jpeg", "image/webp", "image/bmp"), {"schema": FILE}),
+    **dict.fromkeys(("image/png", "image/jpeg", "image/webp", "image/bmp"), {"schema": FILE_SCHEMA}),
 }
-MANY = {
-    body.MULTIPART: _form({"type": "array", "items": FILE}),
+MANY_PICTURES = {
+    body.MULTIPART: _form_schema({"type": "array", "items": FILE_SCHEMA}),
     body.JSON: {"schema": ManyPictures.model_json_schema()},
 }
 
 
-@router.post("/predict", response_model=Prediction, openapi_extra={"requestBody": {"required": True, "content": ONE}})
+@router.post("/predict", response_model=Prediction, openapi_extra={"requestBody": {"required": True, "content": ONE_PICTURE}})
 async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
     service, visit = state.of(request), visits.of(request.scope)
     _admitted(service, query, body.announced(request))
-    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    raw_body = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
-    picture = body.picture(request.headers.get("content-type", ""), sent)
-    del sent  # what waits for the model need not be in memory twice
+    picture = body.picture(request.headers.get("content-type", ""), raw_body)
+    del raw_body  # what waits for the model need not be in memory twice
     with departure.heeded(request):
         with visit.stage("decode"), service.crew.line() as line:
-            image = await _image(service, served, picture, query, visit, line)
-        found = await _judged(served, image[None], visit)
-    taken = image if query.input else None
-    return _json(answer.prediction(served.manifest, found.perception, 0, found.verdicts[0], query.reconstruct, taken))
+            image = await _decode(service, served, picture, query, visit, line)
+        judged = await _judged(served, image[None], visit)
+    input_image = image if query.input else None
+    return _json(answer.prediction(served.manifest, judged.perception, 0, judged.verdicts[0], query.reconstruct, input_image))
 
 
-@router.post("/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY}})
+@router.post(
+    "/predict/batch", response_model=Predictions, openapi_extra={"requestBody": {"required": True, "content": MANY_PICTURES}}
+)
 async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Many pictures at once. One that cannot be read fails the request and is named by its index."""
     service, visit = state.of(request), visits.of(request.scope)
     _admitted(service, query)
-    sent = await body.read(request, service.settings.max_body, service.settings.patience)
+    raw_body = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
-    pictures = body.pictures(request.headers.get("content-type", ""), sent, service.settings.max_images)
-    del sent
+    pictures = body.pictures(request.headers.get("content-type", ""), raw_body, service.settings.max_images)
+    del raw_body
     with departure.heeded(request):
         with served.reserved(len(pictures)), visit.stage("decode"), service.crew.line(len(pictures)) as line:
-            decoded = [await _indexed(service, served, index, each, query, visit, line) for index, each in enumerate(pictures)]
-        found = await _judged(served, np.stack(decoded), visit)
+            decoded = [
+                await _decode_one_of_many(service, served, index, each, query, visit, line) for index, each in enumerate(pictures)
+            ]
+        judged = await _judged(served, np.stack(decoded), visit)
     predictions = []
-    for row, (judged, image) in enumerate(zip(found.verdicts, decoded, strict=True)):
+    for row, (verdict, image) in enumerate(zip(judged.verdicts, decoded, strict=True)):
         await asyncio.sleep(0)  # let others run between two: pictures are compressed here
-        taken = image if query.input else None
-        predictions.append(answer.prediction(served.manifest, found.perception, row, judged, query.reconstruct, taken))
+        input_image = image if query.input else None
+        predictions.append(answer.prediction(served.manifest, judged.perception, row, verdict, query.reconstruct, input_image))
     return _json({"model": served.manifest.name, "predictions": predictions})
 
 
@@ -95,7 +99,7 @@ def _admitted(service: Service, query: PredictQuery, announced: int = 0) -> Serv
     return served
 
 
-async def _image(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, line: Line) -> Array:
+async def _decode(service: Service, served: Served, data: bytes, query: PredictQuery, visit: Visit, line: Line) -> Array:
     """(C, H, W) in [0, 1], as the network takes it."""
     most, normalise = service.settings.max_pixels, query.normalise == "auto"
     if len(data) <= SMALL_BYTES and service.brevity.allows_next():
@@ -109,14 +113,14 @@ async def _image(service: Service, served: Served, data: bytes, query: PredictQu
     return await line.do(partial(images.decoded, data, most, served.manifest, normalise, service.crew.lock), visit.complete)
 
 
-async def _indexed(
+async def _decode_one_of_many(
     service: Service, served: Served, index: int, data: bytes, query: PredictQuery, visit: Visit, line: Line
 ) -> Array:
     await asyncio.sleep(0)  # let others run between two pictures
     if index:
         line.advance()
     try:
-        return await _image(service, served, data, query, visit, line)
+        return await _decode(service, served, data, query, visit, line)
     except TurnedAway:  # because of load, whichever picture it was
         raise
     except ServiceError as error:
@@ -125,9 +129,9 @@ async def _indexed(
 
 
 async def _judged(served: Served, pictures: Array, visit: Visit) -> Judged:
-    found = await served.perceive(pictures, visit.complete)
-    visit.model_ran(found.stages, served.provider)
-    return found
+    judged = await served.perceive(pictures, visit.complete)
+    visit.model_ran(judged.stages, served.provider)
+    return judged
 
 
 def _json(value: Any) -> Response:

@@ -28,10 +28,13 @@ from service.served import MOST_DRAWINGS, Served
 from service.state import Service
 from service.web import departure, headers
 
-SMALL_SHEET, FEW = 1 << 17, 256  # pixels and drawings (each is scaled by itself): larger sheets, or named ones, are the crew's
+SMALL_SHEET, FEW_DRAWINGS = (
+    1 << 17,
+    256,
+)  # pixels and drawings (each is scaled by itself): larger sheets, or named ones, are the crew's
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
-SHORT = (",", ":")  # of JSON
-FRESH = 3600  # seconds for which a cache need not revalidate a pose
+COMPACT_SEPARATORS = (",", ":")  # of JSON
+MAX_AGE = 3600  # seconds for which a cache need not revalidate a pose
 
 AS_PNG, AS_PIXELS = "image/png", "application/json"
 
@@ -55,30 +58,30 @@ router = APIRouter(
 @router.get("", response_class=Response, responses=PNG_OR_PIXELS)
 async def reconstruct(request: Request, query: Annotated[ReconstructQuery, Query()]) -> Response:
     """A pose, or a class's prototype, or with neither all prototypes side by side; moved by delta along each dim."""
-    service, served = _asked(request, query.model)
-    form = _form(request, AS_PNG, AS_PIXELS)
+    service, served = _admitted(request, query.model)
+    media_type = _media_type(request, AS_PNG, AS_PIXELS)
     _check_dims(query.dim, served.manifest)
     subjects = _subjects(query, served.manifest)
     poses = perturb(np.stack([each.values for each in subjects]), query.dim, query.delta)
     classes = np.array([each.label for each in subjects])
-    if form == AS_PNG:
+    if media_type == AS_PNG:
         _check_sheet(len(subjects), query.size)
     small = _small(len(subjects), query.size)
 
     async def draw() -> Response:
-        drawings = await _drawn(request, served, poses, classes, small or form == AS_PIXELS)
-        if form == AS_PIXELS:
+        drawings = await _drawn(request, served, poses, classes, small or media_type == AS_PIXELS)
+        if media_type == AS_PIXELS:
             return await _pixels(served.manifest, classes, drawings)
         return await _png(service, drawings[None], query.size, small)
 
-    return await _unless_known(request, served, form, draw)
+    return await _cached_or_drawn(request, served, media_type, draw)
 
 
 @router.get("/sweep", response_class=Response, responses=PNG)
 async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Response:
     """The paper's Figure 4: a row for each dimension, a column for each delta from low to high."""
-    service, served = _asked(request, query.model)
-    form = _form(request, AS_PNG)
+    service, served = _admitted(request, query.model)
+    media_type = _media_type(request, AS_PNG)
     _check_dims(query.dim, served.manifest)
     dims = query.dim or list(range(served.manifest.pose_size))
     subjects = _subjects(query, served.manifest)
@@ -93,17 +96,17 @@ async def sweep(request: Request, query: Annotated[SweepQuery, Query()]) -> Resp
         small = _small(len(poses), query.size, query.names)
         drawings = await _drawn(request, served, poses, np.full(len(poses), subject.label), small)
         rows = drawings.reshape(len(dims), query.steps, *drawings.shape[1:])
-        return await _png(service, rows, query.size, small, _names(dims, served.manifest, query) if query.names else ())
+        return await _png(service, rows, query.size, small, _row_titles(dims, served.manifest, query) if query.names else ())
 
-    return await _unless_known(request, served, form, draw, named=query.names)
+    return await _cached_or_drawn(request, served, media_type, draw, named=query.names)
 
 
 @router.get("/morph", response_class=Response, responses=PNG)
 async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Response:
     """From one digit to the other: the poses blend, and where the classes differ so do the two drawings of each pose."""
-    service, served = _asked(request, query.model)
-    form = _form(request, AS_PNG)
-    pose.expect_of_one_model(**{"from": query.start, "to": query.to})
+    service, served = _admitted(request, query.model)
+    media_type = _media_type(request, AS_PNG)
+    pose.expect_same_model(**{"from": query.start, "to": query.to})
     start, end = pose.decode(query.start, served.manifest, "from"), pose.decode(query.to, served.manifest, "to")
     small = _small(query.steps, query.size)
 
@@ -116,68 +119,70 @@ async def morph(request: Request, query: Annotated[MorphQuery, Query()]) -> Resp
         strip = (1 - share) * drawings[: query.steps] + share * drawings[query.steps :]
         return await _png(service, strip[None], query.size, small)
 
-    return await _unless_known(request, served, form, draw)
+    return await _cached_or_drawn(request, served, media_type, draw)
 
 
-def _asked(request: Request, model: str | None) -> tuple[Service, Served]:
+def _admitted(request: Request, model: str | None) -> tuple[Service, Served]:
     service = state.of(request)
     service.catalogue.admit()
     return service, service.catalogue.get(model)
 
 
-def _form(request: Request, *offers: str) -> str:
+def _media_type(request: Request, *offers: str) -> str:
     """Return the media type of the answer, which the client chooses; other routes have one form and ignore Accept."""
-    form = headers.preferred(request.headers.getlist("accept"), offers)
-    if form is None:
+    media_type = headers.preferred(request.headers.getlist("accept"), offers)
+    if media_type is None:
         raise NotAcceptable(
             f"Accept does not admit {' or '.join(offers)}, which this path gives; ask for that, or leave Accept out"
         )
-    return form
+    return media_type
 
 
-async def _unless_known(
-    request: Request, served: Served, form: str, draw: Callable[[], Awaitable[Response]], named: bool = False
+async def _cached_or_drawn(
+    request: Request, served: Served, media_type: str, draw: Callable[[], Awaitable[Response]], named: bool = False
 ) -> Response:
     """Answer 304 if the client's copy is of this URL, form and model, else the drawing with its ETag."""
-    etag = _etag(request, served, form)
+    etag = _etag(request, served, media_type)
     # A token names its graphs. A class's prototype, and so a pose drawn as another class, may change in a reload, as may the
     # names of dimensions.
-    asked = request.query_params.keys()
-    lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked and not named else "no-cache"
-    who = "public" if state.of(request).settings.api_key is None else "private"
-    known = {"ETag": etag, "Cache-Control": f"{who}, {lasts}", "Vary": "Accept"}
+    parameters = request.query_params.keys()
+    lifetime = (
+        f"max-age={MAX_AGE}" if parameters & {"pose", "from"} and "as_label" not in parameters and not named else "no-cache"
+    )
+    visibility = "public" if state.of(request).settings.api_key is None else "private"
+    cache_headers = {"ETag": etag, "Cache-Control": f"{visibility}, {lifetime}", "Vary": "Accept"}
     if headers.knows(request.headers.getlist("if-none-match"), etag):
-        return Response(status_code=304, headers=known)
+        return Response(status_code=304, headers=cache_headers)
     with departure.heeded(request):
         response = await draw()
-    response.headers.update(known)
+    response.headers.update(cache_headers)
     return response
 
 
-def _etag(request: Request, served: Served, form: str) -> str:
+def _etag(request: Request, served: Served, media_type: str) -> str:
     """Return a weak ETag: another replica's processor may round a pixel differently."""
-    told = "\n".join((request.app.version, served.digest, request.url.path, request.url.query, form))
-    return f'W/"{hashlib.blake2s(told.encode(), digest_size=12).hexdigest()}"'
+    identity = "\n".join((request.app.version, served.digest, request.url.path, request.url.query, media_type))
+    return f'W/"{hashlib.blake2s(identity.encode(), digest_size=12).hexdigest()}"'
 
 
 def _subjects(query: Subject, manifest: Manifest) -> list[Pose]:
     if query.pose is not None:
-        found = pose.decode(query.pose, manifest)
-        return [found if query.as_label is None else _as(found, _label(query.as_label, manifest), manifest)]
+        given = pose.decode(query.pose, manifest)
+        return [given if query.as_label is None else _as_class(given, _label(query.as_label, manifest), manifest)]
     prototypes = [Pose(label, np.array(values, np.float32)) for label, values in enumerate(manifest.prototypes)]
     return prototypes if query.label is None else [prototypes[_label(query.label, manifest)]]
 
 
-def _as(found: Pose, label: int, manifest: Manifest) -> Pose:
+def _as_class(given: Pose, label: int, manifest: Manifest) -> Pose:
     """Carry a pose over to another class with its difference from the mean: as thick, slanted and wide for it as for its own."""
-    own, other = (np.array(manifest.prototypes[each], np.float32) for each in (found.label, label))
-    return Pose(label, found.values - own + other)
+    own, other = (np.array(manifest.prototypes[each], np.float32) for each in (given.label, label))
+    return Pose(label, given.values - own + other)
 
 
-def _names(dims: Sequence[int], manifest: Manifest, query: SweepQuery) -> list[str]:
+def _row_titles(dims: Sequence[int], manifest: Manifest, query: SweepQuery) -> list[str]:
     """Name each dimension by number and, if the manifest knows, by effect, with its strength if the span is the measured one."""
-    known, whole = manifest.dimensions, (query.low, query.high) == (-REACH, REACH)
-    return [known[dim].title(dim, strength=whole) if known else str(dim) for dim in dims]
+    known, measured_span = manifest.dimensions, (query.low, query.high) == (-REACH, REACH)
+    return [known[dim].title(dim, strength=measured_span) if known else str(dim) for dim in dims]
 
 
 def _label(name: str, manifest: Manifest) -> int:
@@ -203,7 +208,7 @@ def _check_sheet(drawings: int, size: int) -> None:
 
 def _small(drawings: int, size: int, named: bool = False) -> bool:
     """Whether a sheet of these drawings is written on the event loop."""
-    return not named and drawings <= FEW and drawings * size * size <= SMALL_SHEET
+    return not named and drawings <= FEW_DRAWINGS and drawings * size * size <= SMALL_SHEET
 
 
 async def _drawn(request: Request, served: Served, poses: Array, classes: Labels, small: bool) -> Array:
@@ -223,10 +228,10 @@ async def _png(service: Service, rows: Array, size: int, small: bool, names: Seq
 
 
 async def _pixels(manifest: Manifest, classes: Labels, drawings: Array) -> Response:
-    said = {"model": manifest.name, "labels": [manifest.classes[index] for index in classes], "images": []}
-    before, after = json.dumps(said, separators=SHORT).rsplit("]", 1)
+    fields = {"model": manifest.name, "labels": [manifest.classes[index] for index in classes], "images": []}
+    before, after = json.dumps(fields, separators=COMPACT_SEPARATORS).rsplit("]", 1)
     written = []
     for drawing in drawings:
         await asyncio.sleep(0)  # let others run between two
-        written.append(json.dumps(drawing.astype(float).round(4).tolist(), separators=SHORT))
+        written.append(json.dumps(drawing.astype(float).round(4).tolist(), separators=COMPACT_SEPARATORS))
     return Response(f"{before}{','.join(written)}]{after}".encode(), media_type=AS_PIXELS)

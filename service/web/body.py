@@ -122,7 +122,7 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
 def _parsed(model: type[Sent], body: bytes, most: int) -> Sent:
     wanted = f"send {model.FORM}, and put options into the query: {OPTION}"
     limit = max(MOST_VALUES, 4 * most)
-    if tensors.counted(body) > limit:
+    if tensors.count_values(body) > limit:
         raise TooLarge(f"more than {limit:,} values in JSON; {wanted}")
     try:
         return model.model_validate_json(body.removeprefix(codecs.BOM_UTF8))

@@ -147,7 +147,7 @@ class Envelope:
             self._metrics.count_departure()
         trace = None
         if self._tracing and not _is_unasked_probe(scope):
-            trace = self._tracing.visited(method, route, _shown(scope["path"]), scope, visit, status, seconds)
+            trace = self._tracing.record(method, route, _shown(scope["path"]), scope, visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
             said = {"method": method, "route": route or NO_ROUTE, "status": status, "milliseconds": round(seconds * 1e3, 2)}

@@ -22,7 +22,7 @@ def test_the_pages_upload_limits_match_the_services() -> None:
     script = (PLAYGROUND / "upload.js").read_text()
     usual = {name: field.default for name, field in Settings.model_fields.items()}
     assert f"MOST = ({usual['max_body'] >> 20} << 20) + 1;" in script
-    assert f"[MOST_PIXELS, LONGEST] = [{usual['max_pixels']:_}, {images.LONGEST:_}];" in script
+    assert f"[MOST_PIXELS, LONGEST] = [{usual['max_pixels']:_}, {images.LONGEST_SIDE:_}];" in script
 
 
 def test_a_chosen_picture_is_sent_as_it_is(page: Page, tmp_path: Path) -> None:

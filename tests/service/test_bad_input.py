@@ -454,10 +454,10 @@ def test_a_jpeg_may_have_megabytes_of_unparsed_metadata() -> None:
 def test_a_marker_is_found_wherever_it_stands(place: int) -> None:
     """Markers are searched for one stretch of bytes at a time."""
     data = bytes(7 + place) + b"\xff\xda" + bytes(100)
-    found = images._marker(data, 7, len(data))
+    found = images._next_marker(data, 7, len(data))
     assert found is not None
     assert found.start() == 7 + place
-    assert images._marker(data, 7, 7 + place + 1) is None
+    assert images._next_marker(data, 7, 7 + place + 1) is None
 
 
 @pytest.mark.parametrize(("kind", "body"), [(b"iCCP", b"a\0\0" + zlib.compress(bytes(900_000))), (b"prVt", b"")])

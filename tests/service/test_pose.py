@@ -67,7 +67,7 @@ def test_a_token_of_another_version_is_rejected_naming_the_version(net: CapsNet,
 def test_any_bytes_with_a_right_checksum_are_a_pose_or_a_422(net: CapsNet, body: bytes) -> None:
     """A checksum is no signature: whoever can compute it can send anything."""
     for signed in (body, pose.HEAD.pack(pose.VERSION, net.manifest.fingerprint, 3) + body):
-        token = base64.urlsafe_b64encode(signed + pose._check(signed)).rstrip(b"=").decode()
+        token = base64.urlsafe_b64encode(signed + pose._checksum(signed)).rstrip(b"=").decode()
         try:
             found = pose.decode(token, net.manifest)
         except Unprocessable:

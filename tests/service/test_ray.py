@@ -308,6 +308,6 @@ def test_metrics_of_many_replicas_are_written_in_a_thread_of_their_own(monkeypat
     async def own() -> bytes:
         raise AssertionError("all are asked, this one among them")
 
-    monkeypatch.setattr(ray_app, "_all", found)
+    monkeypatch.setattr(ray_app, "_broadcast", found)
     monkeypatch.setattr(ray_app, "exposition", lambda _: threading.current_thread().name.encode())
     assert asyncio.run(ray_app.Replicas().metrics(own)) == b"own"

@@ -118,7 +118,7 @@ def test_a_503_marks_its_span_as_an_error(received: tuple[str, list[bytes]]) -> 
 
     endpoint, bodies = received
     tracing = Tracing(endpoint)
-    tracing.visited("POST", "/predict", "/predict", {"headers": [], "scheme": "http"}, Visit("1"), 503, 0.1)
+    tracing.record("POST", "/predict", "/predict", {"headers": [], "scheme": "http"}, Visit("1"), 503, 0.1)
     tracing.close()
     (span,) = spans_of(bodies)
     assert span.status.code == 2
