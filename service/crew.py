@@ -1,8 +1,8 @@
 """A few threads for work that would block the event loop: decoding large pictures, writing large PNGs. Bounded.
 
-Requests are served in order of arrival, each with all of its jobs. A job is given up at its request's deadline, unless the
-answer is computed and only has to be written. A job whose client has left is not started; one that is running cannot be
-stopped, but its thread does not keep the process from ending.
+Jobs run in the order in which their requests arrived. A request brings its pictures one after the other, so others get turns
+between them. A job is given up at its request's deadline, unless the answer is computed and only has to be written. A job whose
+client has left is not started; one that is running cannot be stopped, but its thread does not keep the process from ending.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from service.pace import Pace
 
 T = TypeVar("T")
 
+MOMENT = 0.01  # seconds
 LATE = "the deadline passed before pictures were decoded or drawn; ask again later, or for fewer or smaller ones"
 
 
@@ -38,8 +39,9 @@ class Crew:
         self._errands: PriorityQueue[tuple[float, int, _Errand | None]] = PriorityQueue()  # None: stop
         self._numbers = count()  # break ties: otherwise the queue would compare the errands themselves
         self._most, self._max_wait, self._deadline = most, max_wait, deadline
-        self._pace = Pace()
-        self._durations: deque[float] = deque(maxlen=100)  # seconds, noted by the threads: a busy event loop learns of them late
+        self._pace, self._last_end = Pace(), 0.0  # of all threads together
+        # When jobs began and ended, noted by the threads: a busy event loop learns of it late.
+        self._timed: deque[tuple[float, float]] = deque(maxlen=100)
         # For the part of a job that makes many short calls from Python: two threads contending for the GIL are slower than one.
         self.lock = threading.Lock()
         self._jobs = 0
@@ -55,15 +57,14 @@ class Crew:
         """Jobs that admitted requests will still bring."""
         return sum(line.coming for line in self.lines)
 
-    def admit(self) -> None:
-        """Raises Busy if a job that came now would find too many before it."""
+    def admit(self, pictures: int = 1) -> None:
+        """Raises Busy if a request that came now, with so many pictures, would find too many before its last one."""
         self._reset_if_idle()
-        before = self._jobs + self.coming - len(self._threads) + 1
         oldest = next((errand for errand in self._unanswered if not errand.started_at), None)
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued_at
-        while self._durations:
-            self._pace.record(self._durations.popleft())
-        pieces = before / len(self._threads)
+        self._learn()
+        before = self._jobs_before(pictures)
+        pieces = before + pictures - 1 if before else 0
         wait = self._pace.excessive_wait(pieces, waited, self._max_wait, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
@@ -72,6 +73,25 @@ class Crew:
                 "crew",
                 self._pace.seconds_until_room(pieces, self._max_wait, self._deadline),
             )
+
+    def _learn(self) -> None:
+        """Takes in what jobs took, each since the one before it ended: threads wait for each other during much of their work."""
+        while self._timed:
+            began, ended = self._timed.popleft()
+            self._pace.record(max(0.0, ended - max(began, self._last_end)))
+            self._last_end = ended
+
+    def _jobs_before(self, pictures: int) -> int:
+        """Jobs to be done before the first or between the others of a request with so many pictures; 0 if a thread is free."""
+        coming = self.coming
+        if sum(line.coming > 0 for line in self.lines) <= len(self._threads):  # they leave a turn to others after each picture
+            coming = sum(min(line.coming, self._jobs + pictures - 1) for line in self.lines)
+        return max(0, self._jobs + coming - len(self._threads) + 1)
+
+    async def until_measured(self, complete: float) -> None:
+        """Waits until a job has been timed, if any is at work: otherwise many requests at once would all find room."""
+        while self._jobs and not (self._pace.seconds or self._timed) and time.monotonic() < complete + self._deadline:
+            await asyncio.sleep(MOMENT)
 
     @contextmanager
     def line(self, pictures: int = 1) -> Iterator[Line]:
@@ -87,7 +107,7 @@ class Crew:
         if not self._threads[0].ident:
             self._start()
         self._reset_if_idle()
-        errand = _Errand(job, asyncio.get_running_loop(), self._durations.append)
+        errand = _Errand(job, asyncio.get_running_loop(), self._timed.append)
         self._jobs += 1
         try:
             async with asyncio.timeout(None if complete is None else complete + self._deadline - time.monotonic()):
@@ -112,9 +132,9 @@ class Crew:
 
     def _reset_if_idle(self) -> None:
         """Starts measuring afresh if there are no jobs: what was done for clients that have left is no guide."""
-        if not self._jobs:
-            self._pace = Pace()
-            self._durations.clear()
+        if not self._jobs and not self.lines:
+            self._pace, self._last_end = Pace(), 0.0
+            self._timed.clear()
 
     def close(self) -> None:
         """Has the threads end when the queue is empty, without waiting for them."""
@@ -151,7 +171,9 @@ class Line:
 
     async def do(self, job: Callable[[], T], complete: float) -> T:
         if self not in self.crew.lines:
-            self.crew.admit()
+            if self.coming:
+                await self.crew.until_measured(complete)
+            self.crew.admit(1 + self.coming)
             self.crew.lines.add(self)
         return await self.crew.do(job, complete)
 
@@ -164,14 +186,17 @@ class _Errand:
     """A job on its way from the event loop to a thread and back."""
 
     def __init__(
-        self, job: Callable[[], Any], loop: asyncio.AbstractEventLoop, report_duration: Callable[[float], None] = lambda _: None
+        self,
+        job: Callable[[], Any],
+        loop: asyncio.AbstractEventLoop,
+        note: Callable[[tuple[float, float]], None] = lambda _: None,
     ) -> None:
         self.job: Callable[[], Any] | None = job
         self.answer: asyncio.Future[Any] = loop.create_future()
         self.queued_at, self.started_at = time.monotonic(), 0.0  # `started_at` is 0 until it runs
         self.on_end: Callable[[], None] = lambda: None  # called on the loop after it has run
         self._finished = False
-        self._loop, self._report_duration = loop, report_duration
+        self._loop, self._note = loop, note
 
     @property
     def at_work(self) -> bool:
@@ -187,7 +212,7 @@ class _Errand:
         except Exception as failure:  # passed on to whoever waits
             release_frames(failure)
             error = failure
-        self._report_duration(time.monotonic() - self.started_at)
+        self._note((self.started_at, time.monotonic()))
         try:
             self._loop.call_soon_threadsafe(self._deliver, result, error)
         except RuntimeError:  # the loop has closed: nobody is left to tell

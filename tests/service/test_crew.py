@@ -294,6 +294,35 @@ def test_future_pictures_of_admitted_requests_count_as_waiting() -> None:
     asyncio.run(crowd())
 
 
+def test_batches_that_come_at_once_are_admitted_only_as_far_as_the_deadline_allows() -> None:
+    """If all of them were, they would take turns, and none would be done by its deadline."""
+
+    async def crowd() -> None:
+        crew = Crew(2, most=1_000, max_wait=10, deadline=1.5)
+
+        async def batch() -> None:
+            complete = time.monotonic()
+            with crew.line(10) as line:
+                for number in range(10):
+                    if number:
+                        line.advance()
+                    await line.do(lambda: time.sleep(0.05), complete)
+
+        for _ in range(2):  # the second time, the first is forgotten
+            began = time.monotonic()
+            batches = [asyncio.create_task(batch()) for _ in range(8)]
+            await asyncio.sleep(0.3)
+            refused = [each for each in batches if each.done()]
+            assert 4 <= len(refused) <= 7
+            crew.admit()  # a single picture gets its turn between two of theirs
+            assert await crew.do(time.monotonic, time.monotonic()) - began < 0.6
+            results = await asyncio.gather(*batches, return_exceptions=True)
+            assert [type(each) for each in results if each] == [Busy] * len(refused)
+        crew.close()
+
+    asyncio.run(crowd())
+
+
 def test_pictures_that_a_request_never_brings_stop_counting() -> None:
     async def leave() -> None:
         crew = Crew(1, most=9, max_wait=1, deadline=10)
@@ -431,11 +460,12 @@ def test_a_batch_is_admitted_once_with_its_first_large_picture(nets: dict[str, C
     coming: list[int] = []
     admit = Crew.admit
 
-    def noted(crew: Crew) -> None:
+    def noted(crew: Crew, pictures: int) -> None:
         coming.append(crew.coming)
+        assert pictures == 2
         if len(coming) > 1:
             raise Busy("full", "crew")
-        admit(crew)
+        admit(crew, pictures)
 
     monkeypatch.setattr(Crew, "admit", noted)
     with serving(settings(), nets) as client:
@@ -449,7 +479,7 @@ def test_a_batch_is_admitted_once_with_its_first_large_picture(nets: dict[str, C
 def test_a_large_body_needs_admission_with_or_without_content_length(
     nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(crew: Crew) -> None:
+    def refuse(crew: Crew, pictures: int = 1) -> None:
         raise Busy("full", "crew")
 
     monkeypatch.setattr(Crew, "admit", refuse)
