@@ -70,7 +70,7 @@ class Metrics:
         )
         self.rejections = counter(
             "rejections_total",
-            "Requests not answered as asked: full, late, crew, bodies, loop, gone, draining, warming, failed, replicas, a fault.",
+            "Requests not answered as asked: full, late, crew, bodies, loop, gone, draining, warming, failed, replicas, or an error.",
             "reason",
         )
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")

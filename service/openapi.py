@@ -13,6 +13,7 @@ from pydantic.json_schema import models_json_schema
 from service import examples
 from service.catalogue import Catalogue
 from service.errors import Broken
+from service.routes import inference_protocol, models
 from service.schemas import Problem
 from service.served import Served
 from service.tensors import InferenceRequest
@@ -55,13 +56,13 @@ def document_maker(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None)
             served = catalogue.get(None)
             if cached[0] != served.digest:
                 app.openapi_schema = None
-                cached = served.digest, _completed(original(), served, keyless)
+                cached = served.digest, _completed(original(), catalogue, served, keyless)
             return cached[1]
 
     return openapi
 
 
-def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | None) -> dict[str, Any]:
+def _completed(document: dict[str, Any], catalogue: Catalogue, served: Served, keyless: Set[str] | None) -> dict[str, Any]:
     """Adds what FastAPI does not know to its document, and drops responses that cannot occur."""
     _, schemas = models_json_schema([(each, "validation") for each in EXTRA_SCHEMAS], ref_template=REFERENCE)
     document["components"]["schemas"] |= schemas["$defs"]
@@ -71,10 +72,22 @@ def _completed(document: dict[str, Any], served: Served, keyless: Set[str] | Non
         _document_key(document, keyless)
     try:
         examples.add(document, served)
+        _add_answers(document, catalogue, served)
     except Exception as error:  # whatever the runtime raises, or a fault of ours: the log shows which
         logger.exception("no examples for /docs")
         raise Broken("the model failed at the examples of this page; ask again", "failed") from error
     return document
+
+
+def _add_answers(document: dict[str, Any], catalogue: Catalogue, served: Served) -> None:
+    """Adds answers of routes that take no body."""
+    for path, answer in {
+        "/models": models.listing(catalogue),
+        "/v2/models/{name}": inference_protocol.describe(served),
+        "/healthz": {"live": True},
+        "/readyz": {"ready": True, "state": "ready"},
+    }.items():
+        document["paths"][path]["get"]["responses"]["200"]["content"]["application/json"]["example"] = answer
 
 
 def _drop_impossible_responses(document: dict[str, Any]) -> None:

@@ -32,8 +32,16 @@ from service.web import problems
 
 def refusals(*errors: type[ServiceError]) -> dict[int | str, dict[str, Any]]:
     """How /docs describes answers that are problems."""
-    content = {problems.MEDIA_TYPE: {"schema": {"$ref": "#/components/schemas/Problem"}}}
-    return {error.status: {"description": error.meaning, "content": content} for error in errors}
+    schema = {"$ref": "#/components/schemas/Problem"}
+    return {
+        error.status: {
+            "description": error.meaning,
+            "content": {
+                problems.MEDIA_TYPE: {"schema": schema, "example": problems.body(error.status, error.title, error.meaning)}
+            },
+        }
+        for error in errors
+    }
 
 
 MOST_PARAMETERS = 1_000  # each is read in Python, on the event loop

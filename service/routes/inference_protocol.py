@@ -101,13 +101,13 @@ async def ready(request: Request) -> Response:
 @router.get("/models/{name}", response_model=V2Model, responses=MODEL_RESPONSES)
 async def metadata(request: Request, name: str) -> Response:
     """Tensors in and out; -1 is the batch."""
-    return _metadata(_served(request, name))
+    return JSONResponse(describe(_served(request, name)))
 
 
 @router.get("/models/{name}/versions/{version}", response_model=V2Model, responses=MODEL_RESPONSES)
 async def metadata_of_version(request: Request, name: str, version: str) -> Response:
     """The same of one version, the one that is served: 404 once another is."""
-    return _metadata(_served(request, name, version))
+    return JSONResponse(describe(_served(request, name, version)))
 
 
 @probes.get("/models/{name}/ready", response_model=V2ModelReadiness, responses=READY_RESPONSES)
@@ -143,17 +143,15 @@ def _served(request: Request, name: str, version: str | None = None) -> Served:
     return served
 
 
-def _metadata(served: Served) -> Response:
+def describe(served: Served) -> dict[str, Any]:
     manifest = served.manifest
-    return JSONResponse(
-        {
-            "name": manifest.name,
-            "versions": [manifest.version],
-            "platform": PLATFORM,
-            "inputs": [port.metadata() for port in _inputs(served)],
-            "outputs": [port.metadata() for port in _outputs(served)],
-        }
-    )
+    return {
+        "name": manifest.name,
+        "versions": [manifest.version],
+        "platform": PLATFORM,
+        "inputs": [port.metadata() for port in _inputs(served)],
+        "outputs": [port.metadata() for port in _outputs(served)],
+    }
 
 
 def _ready(request: Request, served: Served) -> Response:

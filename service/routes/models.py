@@ -8,6 +8,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 
 from service import state
+from service.catalogue import Catalogue
 from service.errors import Busy, Forbidden, KeyWanted, NotReloaded, StartError, UnknownModel, Unprocessable
 from service.manifest import DECODER_FILE, ENCODER_FILES, BundleError
 from service.routes.direct import Bare, refusals
@@ -20,8 +21,7 @@ router = APIRouter(route_class=Bare, responses=refusals(KeyWanted, Unprocessable
 @router.get("/models", response_model=Models)
 async def models(request: Request) -> Response:
     """All models, in short."""
-    catalogue = state.of(request).catalogue
-    return JSONResponse({"models": [_summary(served, served.manifest.name == catalogue.default) for served in catalogue]})
+    return JSONResponse(listing(state.of(request).catalogue))
 
 
 @router.post("/models/reload", response_model=Reloaded, responses=refusals(Forbidden, NotReloaded))
@@ -63,6 +63,10 @@ async def model(request: Request, name: str) -> Response:
     served = catalogue.get(name)
     manifest = served.manifest.model_dump(mode="json")
     return JSONResponse({**_summary(served, name == catalogue.default), "manifest": manifest})
+
+
+def listing(catalogue: Catalogue) -> dict[str, Any]:
+    return {"models": [_summary(served, served.manifest.name == catalogue.default) for served in catalogue]}
 
 
 def _summary(served: Served, default: bool) -> dict[str, Any]:

@@ -19,10 +19,15 @@ CLIENT_LEFT = 499  # as in nginx; for the metrics, since nobody reads this answe
 REFUSED = "capserve.refused"  # in the scope of a request that the connection itself refused and counted: the status it sent
 
 
+def body(status: int, title: str, detail: str) -> dict[str, str | int]:
+    """`error` is where clients of the Open Inference Protocol look."""
+    return {"type": "about:blank", "title": title, "status": status, "detail": detail, "error": detail}
+
+
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
-    body = {"type": "about:blank", "title": title, "status": status, "detail": detail}
-    body["error"] = detail  # where clients of the Open Inference Protocol look
-    content = json.dumps(body, ensure_ascii=False).encode(errors="replace")  # a folder's name may not be valid text
+    content = json.dumps(body(status, title, detail), ensure_ascii=False).encode(
+        errors="replace"
+    )  # a folder's name may not be valid text
     return Response(content, status, headers, MEDIA_TYPE)
 
 

@@ -260,6 +260,11 @@ def test_openapi_documents_every_route_with_examples_that_work(client: httpx.Cli
     promised = paths["/predict"]["post"]["responses"]["200"]["content"]["application/json"]["example"]
     answer = client.post("/predict", json=sent).json()
     assert answer == promised
+    for path in ("/models", "/v2/models/{name}", "/healthz", "/readyz"):
+        promised = paths[path]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+        assert client.get(path.format(name="tiny")).json() == promised
+    refusal = paths["/predict"]["post"]["responses"]["422"]["content"]["application/problem+json"]["example"]
+    assert client.get("/reconstruct?dim=99").json().keys() == refusal.keys()
     for path in ("/reconstruct", "/reconstruct/sweep", "/reconstruct/morph"):
         parameters = paths[path]["get"]["parameters"]
         query = {each["name"]: each["example"] for each in parameters if "example" in each}
