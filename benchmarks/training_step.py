@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from training.config import PRESETS
 from training.convolution import LargeConv2d
-from training.devices import DTYPES, hardware, keep_memory, precision
+from training.devices import DTYPES, hardware, keep_freed_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
 from training.routing import lengths
@@ -104,7 +104,7 @@ def _update(optimizer: torch.optim.Optimizer, found: Tensor, drawings: Tensor, i
 
 def main() -> None:
     torch.manual_seed(0)
-    keep_memory()
+    keep_freed_memory()
     images, labels = torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH, 1))
     usual = DTYPES[precision("auto", CPU)]
     contenders = {

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from service.manifest import MANIFEST, REACH, Dimension
 from training.checkpoint import write_atomically
-from training.dimensions import plainest, poses_of_objects
+from training.dimensions import clearest_pose, poses_of_objects
 from training.errors import ExportError
 from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
@@ -126,7 +126,7 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
     found = poses_of_objects(model, [batch])
     if found.poses.shape[1] == 1:
         return None  # a plain CNN has no pose to move
-    chosen = plainest(model, found, dimensions) if dimensions else 0
+    chosen = clearest_pose(model, found, dimensions) if dimensions else 0
     pose, label = found.poses[chosen], int(found.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))

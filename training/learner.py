@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from training.average import Average
 from training.checkpoint import Checkpoint, fill
 from training.config import Config
-from training.devices import DTYPES, Place, compiles
+from training.devices import DTYPES, Place, can_compile
 from training.errors import SettingError, chosen
 from training.evaluate import hits, objects
 from training.losses import LOSSES, reconstruction
@@ -112,7 +112,7 @@ def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
 
 def _placed(network: Network, place: Place) -> Any:
     """The network to call in training: compiled on a GPU, with gradients shared between processes."""
-    if place.device.type == "cuda" and compiles():
+    if place.device.type == "cuda" and can_compile():
         network.compile()
     elif place.device.type == "cuda" and place.leads:
         print("no C compiler found (gcc or clang): training goes on without torch.compile, more slowly")

@@ -15,7 +15,7 @@ from service.manifest import MANIFEST
 from training import checkpoint, graphs
 from training.checkpoint import Checkpoint
 from training.config import Config
-from training.data import ITS_OWN, DataSet, load
+from training.data import DATA_HINT, DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
 from training.evaluate import Evaluation, Model, TorchModel, evaluate, fixed_batches
 from training.export import write_graphs
@@ -39,10 +39,10 @@ class Subject:
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Load pictures to measure it on: its own or, from a `folder` and without `its_own`, any of the same classes and size."""
-        found = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
+        data = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
         if its_own:
-            found.expect(self.digest)
-        return found
+            data.expect(self.digest)
+        return data
 
     def evaluations(self, data: DataSet) -> Iterator[tuple[str, Evaluation]]:
         """Evaluate each model on the test pictures."""
@@ -52,15 +52,15 @@ class Subject:
 
 def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None, any_files: bool = False) -> DataSet:
     """Load the data set that a network was trained on or, with `any_files`, one of the same classes and picture size."""
-    found = load(config.training.dataset, folder, any_files)
-    if found.classes != classes:
+    data = load(config.training.dataset, folder, any_files)
+    if data.classes != classes:
         raise DataError(
-            f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {ITS_OWN}"
+            f"{data.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(data.classes)}; {DATA_HINT}"
         )
-    expected, actual = config.network.image_shape, fitted(config, found).network.image_shape
+    expected, actual = config.network.image_shape, fitted(config, data).network.image_shape
     if expected != actual:
-        raise DataError(f"{found.folder}: expected pictures that make inputs of {expected}, found {actual}; {ITS_OWN}")
-    return found
+        raise DataError(f"{data.folder}: expected pictures that make inputs of {expected}, found {actual}; {DATA_HINT}")
+    return data
 
 
 @contextmanager

@@ -102,7 +102,7 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     else:
         start.hardware = _noted(start.hardware, hardware(place.device, place.world))
         start.software = _noted(start.software, software())
-    with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):
+    with checkpoints.locked(out) if place.leads else nullcontext(), _signals(run):
         run.to_the_end()
     if run.stopping and not run.ended:
         raise StoppedError(f"stopped at step {start.step}; continue with the same command and --resume")

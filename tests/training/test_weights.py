@@ -21,7 +21,7 @@ from training import subjects
 from training.config import PRESETS, Config
 from training.data import load
 from training.dimensions import effects, poses_of_objects
-from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
+from training.evaluate import Evaluation, encoded_in_parts, evaluate, fixed_batches
 from training.export import meaning, measurement
 from training.morphology import MEASURES
 from training.networks import Encoding
@@ -40,7 +40,7 @@ class Served:
     verdicts: list[Verdict] = field(default_factory=list)  # on all that was classified
 
     def classify(self, images: Tensor) -> Encoding:
-        return in_parts(lambda some: Encoding(*map(torch.from_numpy, self._judged(some.numpy()))), images)
+        return encoded_in_parts(lambda some: Encoding(*map(torch.from_numpy, self._judged(some.numpy()))), images)
 
     def _judged(self, images: Array) -> tuple[Array, Array]:
         lengths, capsules = self.network.classify(images)
