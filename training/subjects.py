@@ -67,10 +67,10 @@ def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None,
 def opened(path: Path) -> Iterator[Subject]:
     """Open a run on torch and, exported to a temporary folder, on ONNX Runtime; or a bundle on ONNX Runtime, in each variant."""
     if (path / MANIFEST).exists():
-        yield _bundle(path)
+        yield _bundle_subject(path)
     elif (path / checkpoint.FILE).exists():
         with tempfile.TemporaryDirectory() as aside:
-            yield _run(path, Path(aside))
+            yield _run_subject(path, Path(aside))
     else:
         raise CheckpointError(f"{path}: neither a run ({checkpoint.FILE}) nor a bundle ({MANIFEST}) is there")
 
@@ -84,54 +84,54 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
     if len(set(seeds)) < len(seeds):
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
-        parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
+        differences = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
         if first.digest not in (None, run.digest):
-            parted.append("other training pictures")
-        if parted:
-            raise TrainingError(f"expected runs that differ from the bundle only in their seed, found {'; '.join(parted)}")
+            differences.append("other training pictures")
+        if differences:
+            raise TrainingError(f"expected runs that differ from the bundle only in their seed, found {'; '.join(differences)}")
     for subject in subjects if runs else ():
-        done, asked = len(subject.history), subject.config.training.all_epochs
-        if done < asked:
+        done, planned = len(subject.history), subject.config.training.all_epochs
+        if done < planned:
             raise TrainingError(
-                f"expected seed {subject.config.training.seed} after {asked} epochs, found {done}: finish it first"
+                f"expected seed {subject.config.training.seed} after {planned} epochs, found {done}: finish it first"
             )
     return first.bundle
 
 
-def _bundle(path: Path) -> Subject:
-    read = bundle.read(path)
-    manifest = read.manifest
+def _bundle_subject(path: Path) -> Subject:
+    model_bundle = bundle.read(path)
+    manifest = model_bundle.manifest
     return Subject(
         config=Config.from_dict(manifest.config),
         classes=manifest.classes,
         history=manifest.training.history,
-        open_models=partial(_bundled, read),
-        bundle=read,
+        open_models=partial(_bundle_models, model_bundle),
+        bundle=model_bundle,
         digest=manifest.training.data,
     )
 
 
-def _bundled(read: Bundle) -> dict[str, Model]:
+def _bundle_models(model_bundle: Bundle) -> dict[str, Model]:
     models: dict[str, Model] = {}
-    for variant in read.manifest.variants:
-        models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
-        model.check(read.manifest)
+    for variant in model_bundle.manifest.variants:
+        models[variant] = model = OnnxModel(model_bundle.encoder(variant), model_bundle.decoder)
+        model.check(model_bundle.manifest)
     return models
 
 
-def _run(path: Path, aside: Path) -> Subject:
+def _run_subject(path: Path, aside: Path) -> Subject:
     state = checkpoint.load(path)
     return Subject(
         config=state.config,
         classes=state.classes,
         history=state.history,
-        open_models=partial(_trained, state, aside),
+        open_models=partial(_run_models, state, aside),
         bundle=None,
         digest=state.digest,
     )
 
 
-def _trained(state: Checkpoint, aside: Path) -> dict[str, Model]:
+def _run_models(state: Checkpoint, aside: Path) -> dict[str, Model]:
     network = state.restored()
     models: dict[str, Model] = {"torch": TorchModel(network)}
     models.update(write_graphs(graphs.storable(network), state.config.network, aside, calibration=None).items())
