@@ -92,8 +92,8 @@ def send_load(port: int, requests: Sequence[bytes], concurrency: int, seconds: f
             command = [sys.executable, __file__, str(port), str(concurrency), str(seconds), *files]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     line = next(line for line in output.splitlines() if line.startswith("RESULT "))
-    found = json.loads(line.removeprefix("RESULT "))
-    return Load(found["requests"] / found["seconds"], found["p50"], found["p99"], found["requests"], found["failed"])
+    result = json.loads(line.removeprefix("RESULT "))
+    return Load(result["requests"] / result["seconds"], result["p50"], result["p99"], result["requests"], result["failed"])
 
 
 async def _client(port: int, requests: Sequence[bytes], until: float, latencies: list[float], failures: list[bytes]) -> None:

@@ -90,15 +90,15 @@ def judge(dependencies: Sequence[Dependency]) -> tuple[int, str]:
     unknown = [each["name"] for each in dependencies if "skip_reason" in each]
     if len(unknown) == len(dependencies):
         return SKIPPED
-    found = [
+    vulnerable = [
         f"{each['name']} {each['version']}: {fault['id']}, mended in {', '.join(fault['fix_versions']) or 'no version yet'}"
         for each in dependencies
         for fault in each.get("vulns", ())
     ]
-    lines = found or [f"{len(dependencies) - len(unknown)} packages without a known vulnerability"]
+    lines = vulnerable or [f"{len(dependencies) - len(unknown)} packages without a known vulnerability"]
     if unknown:
         lines.append(f"not known there: {', '.join(unknown)}")
-    return int(bool(found)), "\n".join(lines)
+    return int(bool(vulnerable)), "\n".join(lines)
 
 
 if __name__ == "__main__":

@@ -87,14 +87,14 @@ def _mixed_order(labels: list[int]) -> list[int]:
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:
-    found = []
+    files = []
     for path in _visible(folder):
         if not path.is_dir():
             raise DataError(f"{path}: expected a subfolder for each class, found a file; move it away")
         if _class_name(path) not in classes:
             raise DataError(f"{path}: no training picture is of this class; {PARTS[0]}/ has {', '.join(classes)}")
-        found += _visible(path)
-    return found
+        files += _visible(path)
+    return files
 
 
 def _class_name(folder: Path) -> str:

@@ -172,16 +172,16 @@ def holds_pictures(folder: Path) -> bool:
 
 
 def _data_folder(folder: Path, dataset: str) -> Path:
-    found = _idx_folder(folder, dataset)
-    if found is None and holds_pictures(folder):
+    idx_folder = _idx_folder(folder, dataset)
+    if idx_folder is None and holds_pictures(folder):
         return folder
-    if found is None:
+    if idx_folder is None:
         missing = [name for name in FILES if not file_of(folder, name)]
         raise DataError(
             f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there, "
             f"or pictures: {PARTS[0]}/ and {PARTS[1]}/ with a subfolder for each class"
         )
-    return found
+    return idx_folder
 
 
 def holds_another_set(folder: Path, dataset: str) -> bool:

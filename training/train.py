@@ -235,8 +235,8 @@ class Run:
             self._raise_diverged(f"the loss is {loss}")
 
     def _raise_diverged(self, reason: str) -> NoReturn:
-        kept = self.out / checkpoints.FILE
-        hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
+        last_good = self.out / checkpoints.FILE
+        hint = f"the last good checkpoint is {last_good}" if last_good.exists() else "there is no checkpoint yet"
         raise DivergedError(
             f"{reason} at step {self.checkpoint.step}; {hint}. Resuming would end the same: start anew in another --out with "
             "a lower --learning-rate"
