@@ -72,10 +72,10 @@ def recorded(bundle: Bundle) -> tuple[Bundle, dict[str, ErrorRate]]:
     return bundle, {variant: found.error for variant, found in bundle.manifest.metrics.test.items()}
 
 
-def table(found: Mapping[str, tuple[Bundle, Mapping[str, ErrorRate]]]) -> Iterator[str]:
+def table(results: Mapping[str, tuple[Bundle, Mapping[str, ErrorRate]]]) -> Iterator[str]:
     yield _line(*HEAD)
     yield _line(*["---"] * len(HEAD))
-    for name, (bundle, rates) in found.items():
+    for name, (bundle, rates) in results.items():
         training = bundle.manifest.training
         files = sum(file.stat().st_size for file in bundle.folder.iterdir())
         yield _line(
@@ -88,8 +88,8 @@ def table(found: Mapping[str, tuple[Bundle, Mapping[str, ErrorRate]]]) -> Iterat
             str(training.epochs),
             f"{training.hardware}, {training.seconds / 60:.0f} minutes",
         )
-    for who, parameters, error, epochs in OTHERS:
-        yield _line(who, parameters, "", error, "", "", epochs, "")
+    for source, parameters, error, epochs in OTHERS:
+        yield _line(source, parameters, "", error, "", "", epochs, "")
 
 
 def _line(*cells: str) -> str:
@@ -104,8 +104,8 @@ def _mean(seeds: list[ErrorRate]) -> str:
     """For three seeds, for example: 0.30 % (0.28, 0.30, 0.32)."""
     if len(seeds) == 1:
         return "one seed"
-    each = [rate.percent for rate in seeds]
-    return f"{statistics.mean(each):.2f} % ({', '.join(f'{percent:.2f}' for percent in each)})"
+    percents = [rate.percent for rate in seeds]
+    return f"{statistics.mean(percents):.2f} % ({', '.join(f'{percent:.2f}' for percent in percents)})"
 
 
 if __name__ == "__main__":

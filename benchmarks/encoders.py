@@ -28,7 +28,7 @@ from service.process import cpus
 
 Contender = tuple[str, Variant]
 
-LIKE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
+TEMPLATE = Path(__file__).parents[1] / "tests" / "bundles" / "tiny"
 BASE: Contender = ("paper", "fp32")
 PRESETS = ("paper", "compact", "compact16")
 CONTENDERS: list[Contender] = [(preset, variant) for preset in PRESETS for variant in ENCODER_FILES]
@@ -36,9 +36,9 @@ CONTENDERS: list[Contender] = [(preset, variant) for preset in PRESETS for varia
 
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
-        made = {preset: bundle_of(preset, Path(folder), bundle.read(LIKE)) for preset in PRESETS}
+        bundles = {preset: bundle_of(preset, Path(folder), bundle.read(TEMPLATE)) for preset in PRESETS}
         for threads in sorted({1, cpus.available()}):
-            sessions = {each: session(made[each[0]].encoder(each[1]), threads) for each in CONTENDERS}
+            sessions = {each: session(bundles[each[0]].encoder(each[1]), threads) for each in CONTENDERS}
             for batch in (1, 16):
                 compare(sessions, batch, f"batch {batch}, threads in the run: {threads}")
 
@@ -46,14 +46,14 @@ def main() -> None:
 def compare(sessions: Mapping[Contender, onnxruntime.InferenceSession], batch: int, title: str) -> None:
     names = [tensor.name for tensor in ENCODER.outputs]
     images = np.random.default_rng(0).random((batch, 1, 28, 28), np.float32)
-    found = rates.in_turn({each: partial(sessions[each].run, names, {IMAGES.name: images}) for each in CONTENDERS})
+    results = rates.in_turn({each: partial(sessions[each].run, names, {IMAGES.name: images}) for each in CONTENDERS})
     print(title)
     for preset, variant in CONTENDERS:
-        own = found[preset, variant]
-        said = f"{statistics.median(own) * batch:7.0f} images/s, {ratio(own, found[BASE]):5.2f}x"
+        own = results[preset, variant]
+        columns = f"{statistics.median(own) * batch:7.0f} images/s, {ratio(own, results[BASE]):5.2f}x"
         if variant != "fp32":
-            said += f", {ratio(own, found[preset, 'fp32']):5.2f}x of its own float32"
-        print(f"  {preset:>10} {variant}: {said}")
+            columns += f", {ratio(own, results[preset, 'fp32']):5.2f}x of its own float32"
+        print(f"  {preset:>10} {variant}: {columns}")
 
 
 def ratio(own: list[float], base: list[float]) -> float:

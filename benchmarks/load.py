@@ -60,15 +60,15 @@ def request(path: str, content_type: str, body: bytes, *headers: str) -> bytes:
 
 def inference(model: str, tensor: dict[str, Any], data: bytes, *outputs: str) -> bytes:
     """An Open Inference Protocol request for these outputs, or for all; its one input follows the JSON in binary."""
-    asked: dict[str, Any] = {"inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}]}
+    content: dict[str, Any] = {"inputs": [tensor | {"parameters": {"binary_data_size": len(data)}}]}
     if outputs:
-        asked["outputs"] = [{"name": name} for name in outputs]
-    head = json.dumps(asked).encode()
+        content["outputs"] = [{"name": name} for name in outputs]
+    head = json.dumps(content).encode()
     length = f"Inference-Header-Content-Length: {len(head)}"
     return request(f"/v2/models/{model}/infer", "application/octet-stream", head + data, length)
 
 
-def put(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
+def send_load(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) -> Load:
     with tempfile.TemporaryDirectory() as work:
         files = []
         for number, raw in enumerate(requests):
@@ -92,8 +92,8 @@ def put(port: int, requests: Sequence[bytes], concurrency: int, seconds: float) 
             command = [sys.executable, __file__, str(port), str(concurrency), str(seconds), *files]
         output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
     line = next(line for line in output.splitlines() if line.startswith("RESULT "))
-    found = json.loads(line.removeprefix("RESULT "))
-    return Load(found["requests"] / found["seconds"], found["p50"], found["p99"], found["requests"], found["failed"])
+    result = json.loads(line.removeprefix("RESULT "))
+    return Load(result["requests"] / result["seconds"], result["p50"], result["p99"], result["requests"], result["failed"])
 
 
 async def _client(port: int, requests: Sequence[bytes], until: float, latencies: list[float], failures: list[bytes]) -> None:
@@ -119,14 +119,14 @@ async def _load(port: int, concurrency: int, seconds: float, requests: Sequence[
     until = began + seconds
     await asyncio.gather(*(_client(port, requests, until, latencies, failures) for _ in range(concurrency)))
     latencies.sort()
-    found = {
+    result = {
         "requests": len(latencies),
         "seconds": time.perf_counter() - began,
         "failed": len(failures),
         "p50": latencies[len(latencies) // 2],
         "p99": latencies[len(latencies) * 99 // 100],
     }
-    print("RESULT", json.dumps(found))
+    print("RESULT", json.dumps(result))
 
 
 if __name__ == "__main__":

@@ -45,29 +45,29 @@ def main() -> None:
     options.add_argument("--rounds", type=int, default=5)
     options.add_argument("--seconds", type=float, default=2.0, help="of load on each server in each round")
     chosen = options.parse_args()
-    made, python = bundle.read(SHIPPED), chosen.python.absolute()
+    model_bundle, python = bundle.read(SHIPPED), chosen.python.absolute()
     variant: Variant = "int8" if cpus.has_dot_products() else "fp32"  # elsewhere the others' sums of int8 products saturate
     print(f"{_versions(python)}; here onnxruntime {version('onnxruntime')}, encoder {variant}")
     pictures = samples(bundle.read(ROOT / "tests/bundles/tiny")).pictures
     for workers in (1, 2):
-        labels, found = set(), {}
-        for name, rival in _rivals(made, variant, python, pictures, workers).items():
+        labels, rounds = set(), {}
+        for name, rival in _rivals(model_bundle, variant, python, pictures, workers).items():
             with rival.server as server:  # alone: processes of the others are busy even without requests
                 labels.add(tuple(str(rival.label(_answer(server, each))) for each in rival.requests))
-                found[name] = [_loaded(name, server, rival.requests, chosen.seconds) for _ in range(1 + chosen.rounds)][1:]
+                rounds[name] = [_measure_load(name, server, rival.requests, chosen.seconds) for _ in range(1 + chosen.rounds)][1:]
         if len(labels) > 1:
             raise SystemExit(f"expected the same labels from all, found {labels}")
         print(f"workers of each: {workers}; at the end of each line how many times as many requests capserve answers")
-        for name, loads in found.items():
-            ratio = _rate(found["capserve"]) / _rate(loads)
+        for name, loads in rounds.items():
+            ratio = _rate(rounds["capserve"]) / _rate(loads)
             p50, p99 = (1e3 * median(getattr(each, quantile) for each in loads) for quantile in ("p50", "p99"))
             print(f"  {name:20} {_rate(loads):6.0f} requests/s   p50 {p50:5.1f} ms   p99 {p99:5.1f} ms   {ratio:5.2f}x")
 
 
-def _rivals(made: Bundle, variant: Variant, python: Path, pictures: list[bytes], workers: int) -> dict[str, Rival]:
-    def other(command: list[str], ready_at: str, **settings: str) -> Server:
-        environment = {"ENCODER": str(made.encoder(variant)), "WORKERS": str(workers), "BENTOML_DO_NOT_TRACK": "True"}
-        return Server(command, environment | settings, ready_at, heard=False)
+def _rivals(model_bundle: Bundle, variant: Variant, python: Path, pictures: list[bytes], workers: int) -> dict[str, Rival]:
+    def rival_server(command: list[str], ready_path: str, **settings: str) -> Server:
+        environment = {"ENCODER": str(model_bundle.encoder(variant)), "WORKERS": str(workers), "BENTOML_DO_NOT_TRACK": "True"}
+        return Server(command, environment | settings, ready_path, shows_output=False)
 
     triton = [str(python), "benchmarks/triton_endpoint.py", "{port}"]
     litserve = [str(python), "benchmarks/litserve_endpoint.py", "{port}"]
@@ -76,11 +76,11 @@ def _rivals(made: Bundle, variant: Variant, python: Path, pictures: list[bytes],
     forms = [multipart("/predict?reconstruct=false", picture) for picture in pictures]
     inferences = [_inference(picture) for picture in pictures]
     return {
-        "capserve": Rival(capserve(made, variant, workers), forms, lambda said: said["label"]),
-        "Triton": Rival(other(triton, "/v2/health/ready"), inferences, lambda said: said["outputs"][0]["data"][0]),
-        "LitServe": Rival(other(litserve, "/health", BATCH="16"), forms, lambda said: said["label"]),
-        "LitServe, no batches": Rival(other(litserve, "/health", BATCH="1"), forms, lambda said: said["label"]),
-        "BentoML": Rival(other(bentoml, "/readyz"), forms, lambda said: said[0]["label"]),  # a batch of one
+        "capserve": Rival(capserve(model_bundle, variant, workers), forms, lambda answer: answer["label"]),
+        "Triton": Rival(rival_server(triton, "/v2/health/ready"), inferences, lambda answer: answer["outputs"][0]["data"][0]),
+        "LitServe": Rival(rival_server(litserve, "/health", BATCH="16"), forms, lambda answer: answer["label"]),
+        "LitServe, no batches": Rival(rival_server(litserve, "/health", BATCH="1"), forms, lambda answer: answer["label"]),
+        "BentoML": Rival(rival_server(bentoml, "/readyz"), forms, lambda answer: answer[0]["label"]),  # a batch of one
     }
 
 
@@ -97,16 +97,16 @@ def _answer(server: Server, request: bytes) -> Any:
         return json.load(answer)
 
 
-def _loaded(name: str, server: Server, requests: list[bytes], seconds: float) -> Load:
-    found = load.put(server.port, requests, CONCURRENCY, seconds)
-    if found.failed:
-        raise SystemExit(f"{found.failed} of {found.requests} requests failed at {name}")
-    return found
+def _measure_load(name: str, server: Server, requests: list[bytes], seconds: float) -> Load:
+    result = load.send_load(server.port, requests, CONCURRENCY, seconds)
+    if result.failed:
+        raise SystemExit(f"{result.failed} of {result.requests} requests failed at {name}")
+    return result
 
 
 def _versions(python: Path) -> str:
-    told = f"from importlib.metadata import version; print(*(f'{{name}} {{version(name)}}' for name in {PACKAGES}), sep=', ')"
-    return subprocess.run([python, "-c", told], check=True, capture_output=True, text=True).stdout.strip()
+    script = f"from importlib.metadata import version; print(*(f'{{name}} {{version(name)}}' for name in {PACKAGES}), sep=', ')"
+    return subprocess.run([python, "-c", script], check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _rate(loads: list[Load]) -> float:

@@ -14,16 +14,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import median, quantiles
 
-from benchmarks.load import inference, put
+from benchmarks.load import inference, send_load
 from benchmarks.server import ROOT, SHIPPED, Server, capserve
 from benchmarks.serving import CONCURRENCY, multipart, samples
 from service import bundle
 
 MINUTE = 60.0
 IMAGES = 64  # in a request: with fewer, this client would be the bottleneck and not the model
-FLAT = 32.0  # MB that a minute may add to a warm process
-PROMPT = 0.1  # seconds for a refusal, at the median
-FAST = 1.5  # seconds for an answer, at the 99th percentile: one of waiting, and what comes after it
+GROWTH_LIMIT = 32.0  # MB that a minute may add to a warm process
+REFUSAL_LIMIT = 0.1  # seconds for a refusal, at the median
+ANSWER_LIMIT = 1.5  # seconds for an answer, at the 99th percentile: one of waiting, and what comes after it
 
 
 @dataclass
@@ -37,30 +37,30 @@ class Overload:
 
 def main() -> int:
     scans = [multipart("/predict", scan) for scan in samples(bundle.read(ROOT / "tests/bundles/tiny")).scans]
-    kept = [_twice(f"tensors of {IMAGES} pictures", [_tensors()]), _twice("scans", scans)]
-    print("reached" if all(kept) else f"MISSED: nothing but 200 and 503, served within {FAST} s, refused within {PROMPT} s, "
-          f"no more than {FLAT:g} MB")  # fmt: skip
-    return 0 if all(kept) else 1
+    passed = [_withstands_overload(f"tensors of {IMAGES} pictures", [_tensors()]), _withstands_overload("scans", scans)]
+    print("reached" if all(passed) else f"MISSED: nothing but 200 and 503, served within {ANSWER_LIMIT} s, "
+          f"refused within {REFUSAL_LIMIT} s, no more than {GROWTH_LIMIT:g} MB")  # fmt: skip
+    return 0 if all(passed) else 1
 
 
-def _twice(what: str, requests: Sequence[bytes]) -> bool:
+def _withstands_overload(name: str, requests: Sequence[bytes]) -> bool:
     with capserve(bundle.read(SHIPPED), "auto") as server:
-        put(server.port, requests, CONCURRENCY, 2)  # to warm it up
-        capacity = put(server.port, requests, 6, 5).rate  # enough clients to fill it, and few enough that none is refused
-        found = asyncio.run(_overload(server, requests, 2 * capacity, MINUTE))
-    served, refused = found.seconds[200], found.seconds[503]
+        send_load(server.port, requests, CONCURRENCY, 2)  # to warm it up
+        capacity = send_load(server.port, requests, 6, 5).rate  # enough clients to fill it, and few enough that none is refused
+        overload = asyncio.run(_overload(server, requests, 2 * capacity, MINUTE))
+    served, refused = overload.seconds[200], overload.seconds[503]
     if min(len(served), len(refused)) < 2:
-        print(f"{what}: {len(served)} served, {len(refused)} refused, others {dict(found.others)}")
+        print(f"{name}: {len(served)} served, {len(refused)} refused, others {dict(overload.others)}")
         return False
-    growth = max(found.memory[len(found.memory) // 4 :]) - found.memory[len(found.memory) // 4]
-    fast, prompt = quantiles(served, n=100)[98], median(refused)
-    print(f"{what}: capacity {capacity:.1f} requests/s; asked for twice that for {MINUTE:g} s")
-    print(f"  served   {len(served) / MINUTE:.1f}/s, median {median(served):.3f} s, p99 {fast:.3f} s")
-    print(f"  refused  {len(refused) / MINUTE:.1f}/s, median {prompt:.4f} s, p99 {quantiles(refused, n=100)[98]:.4f} s")
-    print(f"  others   {dict(found.others) or 'none'}")
-    print(f"  memory   {found.memory[-1]:.0f} MB, {growth:.1f} MB more than after the first quarter", flush=True)
+    growth = max(overload.memory[len(overload.memory) // 4 :]) - overload.memory[len(overload.memory) // 4]
+    p99, median_refusal = quantiles(served, n=100)[98], median(refused)
+    print(f"{name}: capacity {capacity:.1f} requests/s; asked for twice that for {MINUTE:g} s")
+    print(f"  served   {len(served) / MINUTE:.1f}/s, median {median(served):.3f} s, p99 {p99:.3f} s")
+    print(f"  refused  {len(refused) / MINUTE:.1f}/s, median {median_refusal:.4f} s, p99 {quantiles(refused, n=100)[98]:.4f} s")
+    print(f"  others   {dict(overload.others) or 'none'}")
+    print(f"  memory   {overload.memory[-1]:.0f} MB, {growth:.1f} MB more than after the first quarter", flush=True)
     enough = len(served) > 0.6 * capacity * MINUTE
-    return not found.others and enough and fast < FAST and prompt < PROMPT and growth < FLAT
+    return not overload.others and enough and p99 < ANSWER_LIMIT and median_refusal < REFUSAL_LIMIT and growth < GROWTH_LIMIT
 
 
 def _tensors() -> bytes:
@@ -70,22 +70,22 @@ def _tensors() -> bytes:
 
 
 async def _overload(server: Server, requests: Sequence[bytes], rate: float, seconds: float) -> Overload:
-    found, asked, began = Overload(), set[asyncio.Task[None]](), time.perf_counter()
+    overload, tasks, began = Overload(), set[asyncio.Task[None]](), time.perf_counter()
     sent = 0
     while (now := time.perf_counter() - began) < seconds:
         while sent < now * rate:
-            task = asyncio.create_task(_ask(server.port, requests[sent % len(requests)], found))
-            asked.add(task)
-            task.add_done_callback(asked.discard)
+            task = asyncio.create_task(_send_request(server.port, requests[sent % len(requests)], overload))
+            tasks.add(task)
+            task.add_done_callback(tasks.discard)
             sent += 1
-        if len(found.memory) < now:
-            found.memory.append(server.resident_megabytes())
+        if len(overload.memory) < now:
+            overload.memory.append(server.resident_megabytes())
         await asyncio.sleep(0.002)
-    await asyncio.gather(*asked)
-    return found
+    await asyncio.gather(*tasks)
+    return overload
 
 
-async def _ask(port: int, raw: bytes, found: Overload) -> None:
+async def _send_request(port: int, raw: bytes, overload: Overload) -> None:
     """One request on a connection of its own, as independent clients send it."""
     began = time.perf_counter()
     try:
@@ -94,13 +94,13 @@ async def _ask(port: int, raw: bytes, found: Overload) -> None:
         head = (await reader.readuntil(b"\r\n\r\n")).lower()
         writer.close()
     except (OSError, asyncio.IncompleteReadError) as error:
-        found.others[type(error).__name__] += 1
+        overload.others[type(error).__name__] += 1
         return
     status = int(head.split()[1])
     if status == 200 or (status == 503 and b"retry-after: " in head):
-        found.seconds[status].append(time.perf_counter() - began)
+        overload.seconds[status].append(time.perf_counter() - began)
     else:
-        found.others[str(status)] += 1
+        overload.others[str(status)] += 1
 
 
 if __name__ == "__main__":

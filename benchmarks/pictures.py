@@ -17,7 +17,7 @@ from tests import drawings
 
 SHAPE = (1, 28, 28)
 DIGITS = "02468"
-TIMES = 5
+REPEATS = 5
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
 
 def _quickest(work: Callable[..., object], inputs: Iterable[tuple[object, ...]]) -> float:
     """The fastest of several runs with each input, in milliseconds; the median over all inputs."""
-    return median(min(_timed(work, *each) for _ in range(TIMES)) for each in inputs)
+    return median(min(_timed(work, *each) for _ in range(REPEATS)) for each in inputs)
 
 
 def _timed(work: Callable[..., object], *arguments: object) -> float:

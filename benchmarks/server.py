@@ -28,12 +28,12 @@ SHIPPED = ROOT / "models" / "compact"
 class Server:
     command: list[str]
     environment: dict[str, str]
-    ready_at: str
-    heard: bool = True  # whether its output is shown; if not, then only when it does not start
+    ready_path: str
+    shows_output: bool = True  # whether its output is shown; if not, then only when it does not start
     port: int = 0
     seconds_to_ready: float = 0.0
     process: subprocess.Popen[bytes] | None = None
-    said: IO[bytes] | None = None
+    output: IO[bytes] | None = None
 
     def __enter__(self) -> Server:
         with socket.socket() as probe:
@@ -41,18 +41,18 @@ class Server:
             self.port = probe.getsockname()[1]
         began = time.perf_counter()
         command = [part.format(port=self.port) for part in self.command]
-        self.said = None if self.heard else tempfile.TemporaryFile()
+        self.output = None if self.shows_output else tempfile.TemporaryFile()
         self.process = subprocess.Popen(
             command,
             cwd=ROOT,
             env=os.environ | self.environment | {"CAPSERVE_PORT": str(self.port)},
-            stdout=self.said,
-            stderr=self.said,
+            stdout=self.output,
+            stderr=self.output,
         )
         try:
             while not self._ready():
                 if self.process.poll() is not None or time.perf_counter() - began > 60:
-                    raise SystemExit(f"{' '.join(command)} did not become ready{self._last_words()}")
+                    raise SystemExit(f"{' '.join(command)} did not become ready{self._output_tail()}")
                 time.sleep(0.005)
         except BaseException:
             self._stop()
@@ -75,11 +75,11 @@ class Server:
                 with suppress(ProcessLookupError):
                     os.kill(each, signal.SIGKILL)
 
-    def _last_words(self) -> str:
-        if self.said is None:
+    def _output_tail(self) -> str:
+        if self.output is None:
             return ""
-        self.said.seek(0)
-        return f": {self.said.read().decode(errors='replace')[-2000:]}"
+        self.output.seek(0)
+        return f": {self.output.read().decode(errors='replace')[-2000:]}"
 
     def get(self, path: str) -> str:
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}{path}", timeout=10) as answer:
@@ -98,7 +98,7 @@ class Server:
 
     def _ready(self) -> bool:
         try:
-            self.get(self.ready_at)
+            self.get(self.ready_path)
         except (urllib.error.URLError, ConnectionError, TimeoutError):
             return False
         return True
@@ -117,12 +117,17 @@ def _ticks(process: int) -> int:
     return int(user) + int(system)
 
 
-def plain(made: Bundle) -> Server:
+def plain(model_bundle: Bundle) -> Server:
     command = [sys.executable, "-m", "uvicorn", "benchmarks.plain_endpoint:app", "--port={port}", "--log-level=error"]
-    return Server(command + ["--no-access-log"], {"ENCODER": str(made.encoder("fp32"))}, "/openapi.json")
+    return Server(command + ["--no-access-log"], {"ENCODER": str(model_bundle.encoder("fp32"))}, "/openapi.json")
 
 
-def capserve(made: Bundle, variant: Variant | str, workers: int = 1) -> Server:
-    settings = {"MODELS": str(made.folder.parent), "MODEL": made.manifest.name, "VARIANT": variant, "WORKERS": str(workers)}
+def capserve(model_bundle: Bundle, variant: Variant | str, workers: int = 1) -> Server:
+    settings = {
+        "MODELS": str(model_bundle.folder.parent),
+        "MODEL": model_bundle.manifest.name,
+        "VARIANT": variant,
+        "WORKERS": str(workers),
+    }
     environment = {f"CAPSERVE_{name}": value for name, value in settings.items()} | {"CAPSERVE_LOG_LEVEL": "warning"}
     return Server([sys.executable, "-m", "service", "serve"], environment, "/readyz")

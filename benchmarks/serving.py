@@ -46,8 +46,8 @@ SCANS, SCANS_TWO = "  of scans, which it normalises", "  of scans, 2 workers"
 
 @dataclass(frozen=True)
 class Row:
-    what: str
-    reach: str
+    claim: str
+    goal: str
     found: str
     reached: bool
 
@@ -63,7 +63,7 @@ def main() -> None:
         rows = _measure(running, chosen.rounds, chosen.seconds)
     print(f"\n{cpus.available()} cores, {'wrk' if load.WRK else 'load.py'}, {chosen.rounds} rounds of {chosen.seconds:g} s")
     for row in rows:
-        print(f"{'reached' if row.reached else 'MISSED ':7}  {row.what:62} {row.reach:24} {row.found}")
+        print(f"{'reached' if row.reached else 'MISSED ':7}  {row.claim:62} {row.goal:24} {row.found}")
 
 
 def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
@@ -78,7 +78,7 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
             capserve(compact, "fp32"),
         )
     )
-    plain_paper, plain_compact = (running.enter_context(plain(made)) for made in (paper, compact))
+    plain_paper, plain_compact = (running.enter_context(plain(model_bundle)) for model_bundle in (paper, compact))
     servers = {
         PLAIN_PAPER: plain_paper,
         PLAIN_COMPACT: plain_compact,
@@ -87,67 +87,70 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
         DEFAULT: default,
         TWO: two,
     }
-    found: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, ALONE, SCANS, SCANS_TWO)}
+    measured: dict[str, list[Load]] = {name: [] for name in (*servers, DRAWN, ALONE, SCANS, SCANS_TWO)}
     bare: list[float] = []
     busy: dict[str, list[float]] = {name: [] for name in servers}
     for server in servers.values():
-        loaded(server, pictures, 1)
-    sent = _answered(two)
+        measure_load(server, pictures, 1)
+    answered_before = _answered_requests(two)
     variant = json.loads(default.get(f"/models/{compact.manifest.name}"))["variant"]
     for _ in range(rounds):
         for name, server in servers.items():
             before = server.processor_seconds()
-            found[name].append(loaded(server, pictures, seconds))
+            measured[name].append(measure_load(server, pictures, seconds))
             busy[name].append((server.processor_seconds() - before) / seconds)
-        found[DRAWN].append(loaded(default, pictures, seconds, query="?reconstruct=true"))
-        found[SCANS].append(loaded(default, scans, seconds, SCANNERS))
-        found[SCANS_TWO].append(loaded(two, scans, seconds, SCANNERS))
-        found[ALONE].append(loaded(default, pictures, seconds / 2, concurrency=1))
+        measured[DRAWN].append(measure_load(default, pictures, seconds, query="?reconstruct=true"))
+        measured[SCANS].append(measure_load(default, scans, seconds, SCANNERS))
+        measured[SCANS_TWO].append(measure_load(two, scans, seconds, SCANNERS))
+        measured[ALONE].append(measure_load(default, pictures, seconds / 2, concurrency=1))
         bare.append(_bare_run(compact, variant))
-    for name, loads in found.items():
+    for name, loads in measured.items():
         cores = f"   {median(busy[name]):.2f} cores" if name in busy else ""
         print(f"{name:38} {_summary(loads)}{cores}", flush=True)
-    counted, expected = _answered(two) - sent, sum(each.requests for each in found[TWO] + found[SCANS_TWO])
+    answered, expected = (
+        _answered_requests(two) - answered_before,
+        sum(each.requests for each in measured[TWO] + measured[SCANS_TWO]),
+    )
     return [
-        *_against(found[DEFAULT], found[PLAIN_PAPER], "shipped default against plain, paper fp32", 7, 1 / 5),
-        *_against(found[PAPER], found[PLAIN_PAPER], "paper fp32 behind both", 1.4, 1),
-        *_against(found[COMPACT], found[PLAIN_COMPACT], "compact fp32 behind both", 1.2, 1),
-        _at_least("two workers against one", _rate(found[TWO]) / _rate(found[DEFAULT]), 1.3),
+        *_comparison(measured[DEFAULT], measured[PLAIN_PAPER], "shipped default against plain, paper fp32", 7, 1 / 5),
+        *_comparison(measured[PAPER], measured[PLAIN_PAPER], "paper fp32 behind both", 1.4, 1),
+        *_comparison(measured[COMPACT], measured[PLAIN_COMPACT], "compact fp32 behind both", 1.2, 1),
+        _at_least("two workers against one", _rate(measured[TWO]) / _rate(measured[DEFAULT]), 1.3),
         # wrk does not count the requests that are under way when its time is up, the server does
-        Row("requests in the metrics of two workers, of those sent", "all", f"{counted} of {expected}",
-            0 <= counted - expected <= (2 * rounds + 1) * CONCURRENCY),
-        _at_least("with reconstruction and pose against without", _rate(found[DRAWN]) / _rate(found[DEFAULT]), 0.6),
-        _at_most("added latency at concurrency 1, median", (_median(found[ALONE], "p50") - median(bare)) * 1e3, 1, "ms"),
+        Row("requests in the metrics of two workers, of those sent", "all", f"{answered} of {expected}",
+            0 <= answered - expected <= (2 * rounds + 1) * CONCURRENCY),
+        _at_least("with reconstruction and pose against without", _rate(measured[DRAWN]) / _rate(measured[DEFAULT]), 0.6),
+        _at_most("added latency at concurrency 1, median", (_median(measured[ALONE], "p50") - median(bare)) * 1e3, 1, "ms"),
         _at_most("start to ready", default.seconds_to_ready, 1.5, "s"),
         _at_most("resident memory of one process after the load", default.resident_megabytes(), 300, "MB"),
     ]  # fmt: skip
 
 
-def loaded(
+def measure_load(
     server: Server, pictures: Sequence[bytes], seconds: float, concurrency: int = CONCURRENCY, query: str = "?reconstruct=false"
 ) -> Load:
     """Loads one server; the plain endpoint takes no query and ignores this one."""
     requests = [multipart(f"/predict{query}", picture) for picture in pictures]
-    found = load.put(server.port, requests, concurrency, seconds)
-    if found.failed:
-        raise SystemExit(f"{found.failed} of {found.requests} requests failed on {' '.join(server.command)}")
-    return found
+    result = load.send_load(server.port, requests, concurrency, seconds)
+    if result.failed:
+        raise SystemExit(f"{result.failed} of {result.requests} requests failed on {' '.join(server.command)}")
+    return result
 
 
-def _against(ours: Sequence[Load], theirs: Sequence[Load], what: str, rate: float, p99: float) -> list[Row]:
+def _comparison(ours: Sequence[Load], theirs: Sequence[Load], claim: str, rate: float, p99: float) -> list[Row]:
     slower = _median(ours, "p99") / _median(theirs, "p99")
     return [
-        _at_least(f"requests/s, {what}", _rate(ours) / _rate(theirs), rate),
-        _at_most(f"p99, {what}", slower, p99, "x"),
+        _at_least(f"requests/s, {claim}", _rate(ours) / _rate(theirs), rate),
+        _at_most(f"p99, {claim}", slower, p99, "x"),
     ]
 
 
-def _at_least(what: str, found: float, reach: float) -> Row:
-    return Row(what, f">= {reach:g} x", f"{found:.2f} x", found >= reach)
+def _at_least(claim: str, found: float, goal: float) -> Row:
+    return Row(claim, f">= {goal:g} x", f"{found:.2f} x", found >= goal)
 
 
-def _at_most(what: str, found: float, reach: float, unit: str) -> Row:
-    return Row(what, f"<= {reach:g} {unit}", f"{found:.2f} {unit}", found <= reach)
+def _at_most(claim: str, found: float, goal: float, unit: str) -> Row:
+    return Row(claim, f"<= {goal:g} {unit}", f"{found:.2f} {unit}", found <= goal)
 
 
 def _rate(rounds: Sequence[Load]) -> float:
@@ -163,24 +166,24 @@ def _summary(rounds: Sequence[Load]) -> str:
     return f"{_rate(rounds):7.0f} requests/s   p50 {p50:6.1f} ms   p99 {p99:6.1f} ms"
 
 
-def _answered(server: Server) -> int:
-    found = re.findall(r'^capserve_requests_total\{route="/predict",status="200"\} (\S+)', server.get("/metrics"), re.M)
-    return int(sum(map(float, found)))
+def _answered_requests(server: Server) -> int:
+    counts = re.findall(r'^capserve_requests_total\{route="/predict",status="200"\} (\S+)', server.get("/metrics"), re.M)
+    return int(sum(map(float, counts)))
 
 
-def _bare_run(made: Bundle, variant: Variant) -> float:
+def _bare_run(model_bundle: Bundle, variant: Variant) -> float:
     """Median seconds of one picture through the encoder, and nothing else."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = cpus.available()
     sessions.sum_exactly(options)
-    session = onnxruntime.InferenceSession(made.encoder(variant), options, providers=["CPUExecutionProvider"])
-    images = np.zeros((1, *made.manifest.image_shape), np.float32)
-    taken = []
+    session = onnxruntime.InferenceSession(model_bundle.encoder(variant), options, providers=["CPUExecutionProvider"])
+    images = np.zeros((1, *model_bundle.manifest.image_shape), np.float32)
+    seconds = []
     for _ in range(BARE_RUNS):
         began = time.perf_counter()
         session.run([LENGTHS.name], {IMAGES.name: images})
-        taken.append(time.perf_counter() - began)
-    return median(taken)
+        seconds.append(time.perf_counter() - began)
+    return median(seconds)
 
 
 class Samples(NamedTuple):
@@ -190,18 +193,18 @@ class Samples(NamedTuple):
     scans: list[bytes]  # as people have them: larger, in black on white, not in the middle of the sheet
 
 
-def samples(made: Bundle) -> Samples:
+def samples(model_bundle: Bundle) -> Samples:
     """A bundle's examples, each turned a little."""
-    found = Samples([], [])
-    for image in made.example("fp32").images:
+    results = Samples([], [])
+    for image in model_bundle.example("fp32").images:
         for degrees in range(-15, 16, 5):
             turned = Image.fromarray((image[0] * 255).astype(np.uint8)).rotate(degrees)
-            digit = prepare(turned, made.manifest.image_shape, normalise=True)
-            found.pictures.append(_png(Image.fromarray((digit[0] * 255).astype(np.uint8))))
+            digit = prepare(turned, model_bundle.manifest.image_shape, normalise=True)
+            results.pictures.append(_png(Image.fromarray((digit[0] * 255).astype(np.uint8))))
             sheet = Image.new("L", SCAN)
             sheet.paste(turned.resize((WRITTEN, WRITTEN), Image.Resampling.BICUBIC), (WRITTEN // 4, WRITTEN // 8))
-            found.scans.append(_png(ImageOps.invert(sheet)))
-    return found
+            results.scans.append(_png(ImageOps.invert(sheet)))
+    return results
 
 
 def _png(picture: Image.Image) -> bytes:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from training.config import PRESETS
 from training.convolution import LargeConv2d
-from training.devices import DTYPES, hardware, keep_memory, precision
+from training.devices import DTYPES, hardware, keep_freed_memory, precision
 from training.losses import margin, reconstruction
 from training.networks import Network
 from training.routing import lengths
@@ -48,14 +48,14 @@ class TheirCapsNet(nn.Module):
         features = self.second(self.first(images).relu())
         primary = their_squash(features.flatten(1).unflatten(1, (1152, 8)))
         votes = (self.weight @ primary[:, None, :, :, None]).squeeze(-1)  # expands the weights over the batch
-        seen, logits = votes.detach(), torch.zeros(len(images), 10, 1152)
+        detached, logits = votes.detach(), torch.zeros(len(images), 10, 1152)
         for step in range(3):
             couplings = F.softmax(logits, dim=1)[..., None]
             if step == 2:
                 capsules = their_squash((couplings * votes).sum(dim=2, keepdim=True))
             else:
-                capsules = their_squash((couplings * seen).sum(dim=2, keepdim=True))
-                logits = logits + (capsules * seen).sum(dim=-1)
+                capsules = their_squash((couplings * detached).sum(dim=2, keepdim=True))
+                logits = logits + (capsules * detached).sum(dim=-1)
         capsules = capsules.squeeze(2)
         masked = capsules * F.one_hot(labels[:, 0], 10)[..., None]
         drawings: Tensor = self.decoder(masked.flatten(1))
@@ -89,14 +89,14 @@ def theirs() -> Callable[[Tensor, Tensor], None]:
     optimizer = torch.optim.Adam(network.parameters())
 
     def step(images: Tensor, labels: Tensor) -> None:
-        found, drawings = network(images, labels)
-        _update(optimizer, found, drawings, images, labels)
+        class_lengths, drawings = network(images, labels)
+        _update(optimizer, class_lengths, drawings, images, labels)
 
     return step
 
 
-def _update(optimizer: torch.optim.Optimizer, found: Tensor, drawings: Tensor, images: Tensor, labels: Tensor) -> None:
-    loss = margin(found, labels) + PAPER.training.reconstruction * reconstruction(drawings, images.unsqueeze(1))
+def _update(optimizer: torch.optim.Optimizer, class_lengths: Tensor, drawings: Tensor, images: Tensor, labels: Tensor) -> None:
+    loss = margin(class_lengths, labels) + PAPER.training.reconstruction * reconstruction(drawings, images.unsqueeze(1))
     optimizer.zero_grad()
     loss.backward()
     optimizer.step()
@@ -104,17 +104,17 @@ def _update(optimizer: torch.optim.Optimizer, found: Tensor, drawings: Tensor, i
 
 def main() -> None:
     torch.manual_seed(0)
-    keep_memory()
+    keep_freed_memory()
     images, labels = torch.rand(BATCH, 1, 28, 28), torch.randint(0, 10, (BATCH, 1))
-    usual = DTYPES[precision("auto", CPU)]
+    default_dtype = DTYPES[precision("auto", CPU)]
     contenders = {
         "theirs, float32": theirs(),
         "ours, float32, convolved directly": ours(torch.float32, directly=True),
         "ours, float32, convolved by spectra": ours(torch.float32),
     }
-    if usual != torch.float32:
-        contenders["ours, bfloat16, convolved directly"] = ours(usual, directly=True)
-        contenders["ours, bfloat16, convolved by spectra"] = ours(usual)
+    if default_dtype != torch.float32:
+        contenders["ours, bfloat16, convolved directly"] = ours(default_dtype, directly=True)
+        contenders["ours, bfloat16, convolved by spectra"] = ours(default_dtype)
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
     for count in range(WARM_UP + STEPS):
         for name, step in contenders.items():
@@ -124,10 +124,10 @@ def main() -> None:
                 seconds[name].append(time.perf_counter() - began)
     base = seconds["theirs, float32"]
     print(f"A training step of `paper`, batch {BATCH}, {torch.get_num_threads()} threads, {hardware(CPU)}")
-    for name, taken in seconds.items():
-        ratios = [other / own for other, own in zip(base, taken, strict=True)]
+    for name, own_seconds in seconds.items():
+        ratios = [other / own for other, own in zip(base, own_seconds, strict=True)]
         each = ", ".join(f"{ratio:.2f}" for ratio in ratios)
-        print(f"{BATCH / statistics.median(taken):7.0f} images/s  {statistics.median(ratios):5.2f}x  ({each})  {name}")
+        print(f"{BATCH / statistics.median(own_seconds):7.0f} images/s  {statistics.median(ratios):5.2f}x  ({each})  {name}")
 
 
 if __name__ == "__main__":

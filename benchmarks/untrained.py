@@ -17,25 +17,25 @@ from training.networks import Network
 CALIBRATION = 50
 
 
-def bundle_of(preset: str, folder: Path, like: Bundle) -> Bundle:
+def bundle_of(preset: str, folder: Path, template: Bundle) -> Bundle:
     """Writes folder/<preset>; what only training can tell (thresholds, references) is copied from another bundle."""
     torch.manual_seed(0)
     chosen = config.preset(preset)
     net = chosen.network
-    made = folder / preset
-    made.mkdir(parents=True)
+    target = folder / preset
+    target.mkdir(parents=True)
     network = graphs.storable(Network(net))
-    models = write_graphs(network, net, made, torch.rand(CALIBRATION, *net.image_shape))
+    models = write_graphs(network, net, target, torch.rand(CALIBRATION, *net.image_shape))
     images, labels = torch.rand(3, *net.image_shape), torch.arange(3)
     poses = torch.rand(3, net.pose_size)
     arrays = {"images": images, "poses": poses, "classes": labels, "reconstructions": models["fp32"].reconstruct(poses, labels)}
     for variant, model in models.items():
         encoding = model.classify(images)
         arrays |= {f"lengths.{variant}": encoding.lengths, f"capsules.{variant}": encoding.capsules}
-    np.savez(made / EXAMPLE, allow_pickle=False, **{name: values.numpy() for name, values in arrays.items()})
-    values = like.manifest.model_dump(exclude={"format", "name", "version", "files", "dimensions"})
+    np.savez(target / EXAMPLE, allow_pickle=False, **{name: values.numpy() for name, values in arrays.items()})
+    values = template.manifest.model_dump(exclude={"format", "name", "version", "files", "dimensions"})
     return bundle.write(
-        made,
+        target,
         values
         | {
             "preset": preset,

@@ -47,8 +47,8 @@ def needed(package: str) -> set[str]:
     while rest:
         for requirement in map(Requirement, requires(rest.pop()) or ()):
             name = canonicalize_name(requirement.name)
-            wanted = requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": "otel"})
-            if wanted and name not in names:
+            applies = requirement.marker is None or requirement.marker.evaluate({**LINUX, "extra": "otel"})
+            if applies and name not in names:
                 names.add(name)
                 rest.append(name)
     return names
@@ -66,10 +66,10 @@ def audit() -> tuple[int, str]:
     """The exit status and the message for it. Asks about one package first, in case no index answers."""
     pins = sorted({each for target in RUNTIMES for each in shipped(target)})
     first = judge(report(pins[:1]))
-    return first if first == UNANSWERED else judge(report(pins))
+    return first if first == SKIPPED else judge(report(pins))
 
 
-UNANSWERED = (0, "skipped, no index that knows of vulnerabilities answers")
+SKIPPED = (0, "skipped, no index that knows of vulnerabilities answers")
 
 
 def report(pins: Sequence[str]) -> list[Dependency]:
@@ -77,8 +77,8 @@ def report(pins: Sequence[str]) -> list[Dependency]:
     with tempfile.NamedTemporaryFile("w", suffix=".txt") as file:
         file.write("\n".join(pins))
         file.flush()
-        ask = ["-m", "pip_audit", "-r", file.name, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
-        done = subprocess.run([sys.executable, *ask], capture_output=True, text=True)
+        args = ["-m", "pip_audit", "-r", file.name, "--no-deps", "--disable-pip", "--progress-spinner", "off", "--format", "json"]
+        done = subprocess.run([sys.executable, *args], capture_output=True, text=True)
     try:
         dependencies: list[Dependency] = json.loads(done.stdout)["dependencies"]
     except ValueError:  # a traceback instead of a report: most likely there is no network
@@ -89,21 +89,21 @@ def report(pins: Sequence[str]) -> list[Dependency]:
 def judge(dependencies: Sequence[Dependency]) -> tuple[int, str]:
     unknown = [each["name"] for each in dependencies if "skip_reason" in each]
     if len(unknown) == len(dependencies):
-        return UNANSWERED
-    found = [
+        return SKIPPED
+    vulnerable = [
         f"{each['name']} {each['version']}: {fault['id']}, mended in {', '.join(fault['fix_versions']) or 'no version yet'}"
         for each in dependencies
         for fault in each.get("vulns", ())
     ]
-    words = found or [f"{len(dependencies) - len(unknown)} packages without a known vulnerability"]
+    lines = vulnerable or [f"{len(dependencies) - len(unknown)} packages without a known vulnerability"]
     if unknown:
-        words.append(f"not known there: {', '.join(unknown)}")
-    return int(bool(found)), "\n".join(words)
+        lines.append(f"not known there: {', '.join(unknown)}")
+    return int(bool(vulnerable)), "\n".join(lines)
 
 
 if __name__ == "__main__":
     if sys.argv[1:] == ["audit"]:
-        status, words = audit()
-        print(f"pip-audit: {words}")
+        status, message = audit()
+        print(f"pip-audit: {message}")
         sys.exit(status)
     print("\n".join(shipped(sys.argv[1])))

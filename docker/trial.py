@@ -33,12 +33,12 @@ PROJECT = "capserve-trial"
 REPLICAS = 2
 CLIENTS = 4
 PATIENCE = 90  # seconds to wait for anything
-LARGEST = 400  # megabytes: the goal for the CPU image, on Docker Hub's python:slim
+LARGEST_IMAGE = 400  # megabytes: the goal for the CPU image, on Docker Hub's python:slim
 
 
 class Trial:
-    def __init__(self, chosen: argparse.Namespace) -> None:
-        self.chosen = chosen
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
         self.ports = {name: free_port() for name in ("CAPSERVE", "PROMETHEUS", "GRAFANA")}
         ports = {f"{name}_PUBLISH": str(port) for name, port in self.ports.items()}
         self.environment = {**os.environ, **ports, "COMPOSE_PROJECT_NAME": PROJECT, "CAPSERVE_REPLICAS": str(REPLICAS)}
@@ -46,37 +46,37 @@ class Trial:
     def run(self) -> None:
         try:
             self.start()
-            self.ask()
-            self.look_inside()
-            self.scrape()
-            self.renew()
+            self.check_prediction()
+            self.check_containers()
+            self.check_monitoring()
+            self.check_rollout()
             self.stop()
         except BaseException:
-            subprocess.run(self._compose("logs", "--tail", "30"), cwd=ROOT, env=self.environment)
+            subprocess.run(self._compose_command("logs", "--tail", "30"), cwd=ROOT, env=self.environment)
             raise
         finally:
             self.compose("down", "--volumes", "--remove-orphans", "--timeout", "5")
-        if self.chosen.gpu:
-            self.gpu()
+        if self.options.gpu:
+            self.check_gpu_image()
 
     def start(self) -> None:
-        services = ["capserve", "proxy", "prometheus"] + ([] if self.chosen.without_grafana else ["grafana"])
-        if not self.chosen.no_build:
-            building = self._compose("build", "capserve")  # its output is shown: it takes minutes, and says why it fails
+        services = ["capserve", "proxy", "prometheus"] + ([] if self.options.without_grafana else ["grafana"])
+        if not self.options.no_build:
+            building = self._compose_command("build", "capserve")  # its output is shown: it takes minutes, and says why it fails
             subprocess.run(building, cwd=ROOT, env=self.environment, check=True)
-        pull = ["--pull", "never"] if self.chosen.no_build else []
+        pull = ["--pull", "never"] if self.options.no_build else []
         self.compose("up", "--detach", "--wait", "--no-build", *pull, *services)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", "capserve:cpu")) / 1e6
-        goal = "" if size <= LARGEST else f", and {LARGEST} is the goal"
+        goal = "" if size <= LARGEST_IMAGE else f", and {LARGEST_IMAGE} is the goal"
         say(f"{REPLICAS} replicas are healthy; the image has {size:.0f} MB{goal}")
 
-    def ask(self) -> None:
+    def check_prediction(self) -> None:
         """A prototype drawn by the service must be recognised as its own class."""
         with opened(self.url("CAPSERVE", "/reconstruct?label=7")) as answer:
             self.seven = answer.read()
         expect("label of a seven", "7", self.predict(HTTPConnection("127.0.0.1", self.ports["CAPSERVE"], timeout=30))["label"])
 
-    def look_inside(self) -> None:
+    def check_containers(self) -> None:
         for replica in self.replicas():
             shell = partial(in_shell, replica)
             expect("user", "10001", shell("id -u"))
@@ -90,31 +90,31 @@ class Trial:
             expect("a file in /tmp", "", shell("touch /tmp/file"))
             unwanted = "cc gcc g++ make captrain"
             expect("a compiler, or what trains", "", shell(f"for each in {unwanted}; do command -v $each; done"))
-            counted = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
-            expect("threads of a process that imports numpy", "1", shell(f'python -c "{counted}"').strip())
+            count_threads = "import numpy, os; print(len(os.listdir('/proc/self/task')))"
+            expect("threads of a process that imports numpy", "1", shell(f'python -c "{count_threads}"').strip())
             expect("torch", True, "No module named 'torch'" in shell("python -c 'import torch'"))
-            listed = (
+            list_packages = (
                 "from importlib.metadata import distributions as d; print(*(f'{e.name}=={e.version}' for e in d()), sep=chr(10))"
             )
-            found = docker("exec", replica, "python", "-c", listed).replace("-", "_").lower().split()
+            found = docker("exec", replica, "python", "-c", list_packages).replace("-", "_").lower().split()
             pinned = (ROOT / "constraints.txt").read_text().replace("-", "_").lower().split()
             expect("packages that no pin covers", [], [each for each in found if each not in pinned and "capserve" not in each])
             limits = json.loads(docker("inspect", "--format", "{{json .HostConfig}}", replica))
             expect("limits of memory and processes", [True, True], [limits["Memory"] > 0, limits["PidsLimit"] > 0])
         say("no root, no capabilities, no compiler, no torch; writes to /tmp alone")
 
-    def scrape(self) -> None:
+    def check_monitoring(self) -> None:
         wait("Prometheus to scrape both replicas", lambda: self.query('up{job="capserve"}') == [1.0] * REPLICAS)
         wait("both to be ready in its eyes", lambda: self.query("sum(capserve_ready)") == [REPLICAS])
         wait("rules to be evaluated", lambda: {rule["health"] for rule in self.rules()} == {"ok"})
         say(f"Prometheus: up is 1 for {REPLICAS} replicas, {len(self.rules())} rules evaluate")
-        if not self.chosen.without_grafana:
+        if not self.options.without_grafana:
             wait("Grafana's dashboard", lambda: self.grafana("/api/dashboards/uid/capserve")["dashboard"]["title"] == "capserve")
-            asked = "/api/datasources/proxy/uid/prometheus/api/v1/query?query=sum(capserve_ready)"
-            wait("Grafana to reach Prometheus", lambda: self.grafana(asked)["status"] == "success")
+            query = "/api/datasources/proxy/uid/prometheus/api/v1/query?query=sum(capserve_ready)"
+            wait("Grafana to reach Prometheus", lambda: self.grafana(query)["status"] == "success")
             say("Grafana shows the dashboard and reaches Prometheus")
 
-    def renew(self) -> None:
+    def check_rollout(self) -> None:
         before, results, stop = self.replicas(), Counter[str](), threading.Event()
         clients = [threading.Thread(target=self.load, args=(results, stop)) for _ in range(CLIENTS)]
         for client in clients:
@@ -168,13 +168,13 @@ class Trial:
             expect("exit status after SIGTERM", "0", docker("inspect", "--format", "{{.State.ExitCode}}", replica))
         say("told to stop, they end with 0")
 
-    def gpu(self) -> None:
-        if not self.chosen.no_build:
+    def check_gpu_image(self) -> None:
+        if not self.options.no_build:
             build = ["-f", "docker/service.Dockerfile", "--target", "gpu", "-t", "capserve:gpu", "."]
             subprocess.run(["docker", "build", *build], cwd=ROOT, check=True)
         size = int(docker("image", "inspect", "--format", "{{.Size}}", "capserve:gpu")) / 1e6
-        given_none = ["docker", "run", "--rm", "--runtime", "runc", "capserve:gpu"]  # NVIDIA's runtime may be the default
-        done = subprocess.run(given_none, capture_output=True, text=True, timeout=120)
+        without_gpu = ["docker", "run", "--rm", "--runtime", "runc", "capserve:gpu"]  # NVIDIA's runtime may be the default
+        done = subprocess.run(without_gpu, capture_output=True, text=True, timeout=120)
         expect("exit status without a GPU", 2, done.returncode)
         last = done.stderr.strip().splitlines()[-1]
         expect("what is missing, named", True, "libcuda.so.1 is missing, a part of the NVIDIA driver" in last)
@@ -202,11 +202,11 @@ class Trial:
 
     def compose(self, *words: str) -> str:
         done = subprocess.run(
-            self._compose(*words), cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True, check=True
+            self._compose_command(*words), cwd=ROOT, env=self.environment, stdout=subprocess.PIPE, text=True, check=True
         )
         return done.stdout
 
-    def _compose(self, *words: str) -> list[str]:
+    def _compose_command(self, *words: str) -> list[str]:
         return ["docker", "compose", *FILES, *words]
 
 
@@ -225,11 +225,11 @@ def opened(url: str) -> Iterator[Any]:
         yield answer
 
 
-def wait(what: str, happened: Callable[[], bool]) -> None:
+def wait(what: str, condition: Callable[[], bool]) -> None:
     until = time.monotonic() + PATIENCE
     while True:
         try:
-            if happened():
+            if condition():
                 return
         except (OSError, KeyError, ValueError):
             pass

@@ -28,10 +28,10 @@ from training.routing import ROUTINGS
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    return _run_to_the_end(arguments) if torchrun.several() else _run(arguments)
+    return _run_and_exit(arguments) if torchrun.several() else _run(arguments)
 
 
-def _run_to_the_end(arguments: Sequence[str] | None) -> Never:
+def _run_and_exit(arguments: Sequence[str] | None) -> Never:
     """Run as one of several processes, and end with os._exit.
 
     gloo's threads outlive their process group, and one that still runs while the interpreter shuts down aborts the process.
@@ -59,21 +59,21 @@ def _run(arguments: Sequence[str] | None) -> int:
         options.run(options)
         print(end="", flush=True)  # flush here, where a closed pipe is still handled
     except TrainingError as error:
-        return _told(error, error.exit_status)
+        return _report(error, error.exit_status)
     except BrokenPipeError:  # `| head` has seen enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the flush at exit would fail again
         return 128 + signal.SIGPIPE
     except (BundleError, OSError) as error:
-        return _told(error, TrainingError.exit_status)
+        return _report(error, TrainingError.exit_status)
     except ModuleNotFoundError as error:
         package = str(error.name).partition(".")[0]
-        return _told(f"{package} is not installed; `make install` in the checkout installs it", TrainingError.exit_status)
+        return _report(f"{package} is not installed; `make install` in the checkout installs it", TrainingError.exit_status)
     except KeyboardInterrupt:
         return StoppedError.exit_status
     return 0
 
 
-def _told(error: object, status: int) -> int:
+def _report(error: object, status: int) -> int:
     print(f"captrain: {error}", file=sys.stderr)
     return status
 
@@ -116,7 +116,7 @@ def _train_flags(command: argparse.ArgumentParser) -> None:
 def _train(options: argparse.Namespace) -> None:
     from training import checkpoint, data, devices, train
 
-    config = checkpoint.load(options.out).config if options.resume else preset(_named(options.preset))
+    config = checkpoint.load(options.out).config if options.resume else preset(_required_preset(options.preset))
     if options.resume and options.preset not in (None, config.preset):
         raise TrainingError(f"{options.out} is a run of {config.preset}, not of {options.preset}; omit --preset to continue")
     given = {entry.name: getattr(options, entry.name) for entry in dataclasses.fields(Training) if hasattr(options, entry.name)}
@@ -126,12 +126,12 @@ def _train(options: argparse.Namespace) -> None:
     except TypeError as error:
         raise TrainingError(f"preset {config.preset} has no routing: --routing and --iterations do not apply") from error
     train.expect_known(config)
-    found = data.load(config.training.dataset, options.data)
-    with devices.place() as place, devices.enough_memory(config.training.batch_size):
-        train.train(config, found, options.out, place, resume=options.resume)
+    data_set = data.load(config.training.dataset, options.data)
+    with devices.place() as place, devices.explain_lack_of_memory(config.training.batch_size):
+        train.train(config, data_set, options.out, place, resume=options.resume)
 
 
-def _named(name: str | None) -> str:
+def _required_preset(name: str | None) -> str:
     if name is None:
         raise TrainingError(f"expected --preset with one of {', '.join(PRESETS)}, or --resume to continue the run in --out")
     return name
@@ -151,10 +151,10 @@ def _evaluate(options: argparse.Namespace) -> None:
     from training import evaluate, export, subjects
 
     with ExitStack() as stack:
-        found = [stack.enter_context(subjects.opened(path)) for path in options.sources]
-        bundle = subjects.seeds_of_one_bundle(found) if options.record else None
+        opened = [stack.enter_context(subjects.opened(path)) for path in options.sources]
+        bundle = subjects.seeds_of_one_bundle(opened) if options.record else None
         measured: list[dict[str, evaluate.Evaluation]] = []
-        for path, subject in zip(options.sources, found, strict=True):
+        for path, subject in zip(options.sources, opened, strict=True):
             data = subject.data(options.data, its_own=options.record)
             if data.dark_on_light and data.digest != subject.digest:
                 dark = f"the pictures in {data.folder} look dark on light"
@@ -165,7 +165,7 @@ def _evaluate(options: argparse.Namespace) -> None:
                 print(f"{path} ({name}) on the {len(data.test)} test pictures in {data.folder}")
                 print(evaluation.report(data.classes), end="\n\n")
         if bundle is not None:
-            others = zip(found[1:], measured[1:], strict=True)
+            others = zip(opened[1:], measured[1:], strict=True)
             seeds = {subject.config.training.seed: evaluations["fp32"] for subject, evaluations in others}
             export.record_test(bundle, measured[0], seeds)
 
@@ -183,11 +183,11 @@ def _export(options: argparse.Namespace) -> None:
     from training import checkpoint, export, subjects
 
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # so that half-written files are cleaned up
-    finished = checkpoint.load(options.source)
-    found = subjects.matching_data(finished.config, finished.classes, options.data)
-    made = export.export(finished, found, options.bundle, options.int8, say=print)
-    size = sum(file.stat().st_size for file in made.folder.iterdir())
-    print(f"{made.folder}: {', '.join(made.manifest.variants)}, {size / 1e6:.2f} MB, version {made.manifest.version}")
+    state = checkpoint.load(options.source)
+    data = subjects.matching_data(state.config, state.classes, options.data)
+    exported = export.export(state, data, options.bundle, options.int8, say=print)
+    size = sum(file.stat().st_size for file in exported.folder.iterdir())
+    print(f"{exported.folder}: {', '.join(exported.manifest.variants)}, {size / 1e6:.2f} MB, version {exported.manifest.version}")
 
 
 def _figures_flags(command: argparse.ArgumentParser) -> None:

@@ -40,21 +40,21 @@ class PrimaryCapsules(nn.Module):
     def __init__(self, channels: int, config: Primary, squash: str) -> None:
         super().__init__()
         self.size = config.size
-        made = config.kinds * config.size
-        if not config.kernel and made != channels:
+        outputs = config.kinds * config.size
+        if not config.kernel and outputs != channels:
             raise SettingError(
                 f"primary capsules without a convolution are the stem's channels: expected {config.kinds} kinds x {config.size} "
-                f"= {made} of them, found {channels}"
+                f"= {outputs} of them, found {channels}"
             )
-        if config.depthwise and made % channels:
+        if config.depthwise and outputs % channels:
             raise SettingError(
                 f"a depthwise convolution makes as many channels from each: expected {config.kinds} kinds x {config.size} = "
-                f"{made} to be a multiple of the stem's {channels}"
+                f"{outputs} to be a multiple of the stem's {channels}"
             )
         self.convolution: nn.Module = nn.Identity()
         if config.kernel:
             groups = channels if config.depthwise else 1
-            self.convolution = LargeConv2d(channels, made, config.kernel, config.stride, groups=groups)
+            self.convolution = LargeConv2d(channels, outputs, config.kernel, config.stride, groups=groups)
         self.squash: nn.Module = Squash(squash) if config.squash else nn.Identity()
 
     def forward(self, features: Tensor) -> Tensor:  # (batch, channels, H, W)

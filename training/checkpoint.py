@@ -16,7 +16,7 @@ import torch
 from torch.optim import Optimizer
 
 from training.config import Config
-from training.data import ITS_OWN, NAMES, DataSet
+from training.data import CLASS_NAMES_FILE, DATA_HINT, DataSet
 from training.errors import CheckpointError
 from training.networks import Network
 
@@ -68,7 +68,7 @@ def save(checkpoint: Checkpoint, run: Path) -> None:
 
 
 @contextmanager
-def held(run: Path) -> Iterator[None]:
+def locked(run: Path) -> Iterator[None]:
     """Lock the folder while a run trains: two runs would overwrite each other's checkpoints."""
     folder = os.open(run, os.O_RDONLY)
     try:
@@ -132,7 +132,7 @@ def resumable(run: Path, config: Config, data: DataSet, processes: int) -> Check
     if checkpoint.classes != data.classes:
         raise CheckpointError(
             f"{run / FILE} was begun with the classes {', '.join(checkpoint.classes)}, found {', '.join(data.classes)}; "
-            f"put {NAMES} back as it was, or {ITS_OWN}"
+            f"put {CLASS_NAMES_FILE} back as it was, or {DATA_HINT}"
         )
     if checkpoint.processes not in (0, processes):
         raise CheckpointError(

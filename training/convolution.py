@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training import spectral
 
-LARGE, MOST = 7, 40  # smallest kernel side; largest picture side, whose spectra still fit into memory
+SMALLEST_KERNEL, LARGEST_PICTURE = 7, 40  # smallest kernel side; largest picture side, whose spectra still fit into memory
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 
@@ -21,9 +21,9 @@ class LargeConv2d(nn.Conv2d):
         dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else images.dtype
         if not (self.training and images.device.type == "cpu" and dtype in PRECISIONS and self._suits_spectra(images)):
             return super().forward(images)
-        found = spectral.convolve(images.to(dtype), self.weight.to(dtype), self.stride[0])
-        return found if self.bias is None else found + self.bias.to(dtype)[:, None, None]
+        output = spectral.convolve(images.to(dtype), self.weight.to(dtype), self.stride[0])
+        return output if self.bias is None else output + self.bias.to(dtype)[:, None, None]
 
     def _suits_spectra(self, images: Tensor) -> bool:
         kernel, (height, width) = self.kernel_size[0], images.shape[2:]
-        return self.groups == 1 and kernel >= LARGE and 2 * kernel <= height == width <= MOST
+        return self.groups == 1 and kernel >= SMALLEST_KERNEL and 2 * kernel <= height == width <= LARGEST_PICTURE

@@ -21,14 +21,14 @@ from service.bundle import BOX, FRAME
 from service.manifest import LONGEST_NAME
 from training import pictures
 from training.errors import DataError, chosen
-from training.sources import FILES, PARTS, SOURCES, Source, check, file_of, find, holds_pictures, of_another, unpack
+from training.sources import FILES, PARTS, SOURCES, Source, check, file_of, find, holds_another_set, holds_pictures, unpack
 
-LOOKED_AT = 1_000  # training pictures sampled to tell whether ink is light, and fitted into a box
+SAMPLE_SIZE = 1_000  # training pictures sampled to tell whether ink is light, and fitted into a box
 FAINT = 25  # of 255: up to this level it is not ink, but what JPEG or a scanner leaves around it
 BOXED_SHARE = 0.9  # share of them that must fill the box; of MNIST's pictures, 999 in 1,000 do
 IDX_IMAGES, IDX_LABELS = 0x0803, 0x0801  # magic numbers: unsigned bytes, three dimensions or one
-NAMES = "classes.txt"  # names of classes, beside the idx files of a folder
-ITS_OWN = "pass the --data it was trained with"  # advice to whoever has other data
+CLASS_NAMES_FILE = "classes.txt"  # names of classes, beside the idx files of a folder
+DATA_HINT = "pass the --data it was trained with"  # advice to whoever has other data
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class DataSet:
         if digest not in (None, self.digest):
             raise DataError(
                 f"{self.folder}: expected the training pictures that were learned (sha256 {str(digest)[:12]}), "
-                f"found others ({self.digest[:12]}); {ITS_OWN}"
+                f"found others ({self.digest[:12]}); {DATA_HINT}"
             )
 
     def split(self, held_out: int) -> tuple[Digits, Digits]:
@@ -83,26 +83,26 @@ class DataSet:
                 f"{self.folder}: expected to hold out between 1 and {count - 1} of the {count} training pictures "
                 f"(--validation of `captrain train`), got {held_out}; a tenth is {max(count // 10, 1)}"
             )
-        learn, validation = self.train[: count - held_out], self.train[count - held_out :]
+        training, validation = self.train[: count - held_out], self.train[count - held_out :]
         for index, name in enumerate(self.classes):
-            there = int((self.train.labels == index).sum())
-            if there < 2:
+            members = int((self.train.labels == index).sum())
+            if members < 2:
                 raise DataError(
-                    f"{self.folder}: class {name!r} has {there or 'no'} training picture: give it at least two, one to learn "
+                    f"{self.folder}: class {name!r} has {members or 'no'} training picture: give it at least two, one to learn "
                     "from and one that is held out, or remove it"
                 )
         parts = {
             f"last {held_out} training pictures, which are held out to choose by": validation,
-            "others, to learn from": learn,
+            "others, to learn from": training,
         }
-        for what, part in parts.items():
+        for description, part in parts.items():
             for index, name in enumerate(self.classes):
                 if not (part.labels == index).any():
                     raise DataError(
-                        f"class {name!r} is in none of the {what}; change how many are held out with --validation, "
+                        f"class {name!r} is in none of the {description}; change how many are held out with --validation, "
                         "or shuffle idx files that are sorted by class"
                     )
-        return learn, validation
+        return training, validation
 
     @cached_property
     def boxed(self) -> bool:
@@ -110,7 +110,7 @@ class DataSet:
 
         If so, the service does the same.
         """
-        images = self.train.sample(LOOKED_AT).images
+        images = self.train.sample(SAMPLE_SIZE).images
         if images.shape[1] != 1:
             return False
         ink, scale = images[:, 0] > FAINT, min(images.shape[2:]) / FRAME[1]
@@ -123,7 +123,7 @@ class DataSet:
 
         Never so in colour: those are photographs, and their negatives would be no better.
         """
-        images = self.train.sample(LOOKED_AT).images
+        images = self.train.sample(SAMPLE_SIZE).images
         if images.shape[1] != 1:
             return False
         edges = torch.cat([images[..., [0, -1], :].flatten(1), images[..., [0, -1]].flatten(1)], dim=1)
@@ -133,36 +133,36 @@ class DataSet:
 def load(dataset: str, folder: Path | None = None, any_files: bool = False) -> DataSet:
     """Load a data set from its own files, which must have the known checksums if any, or from `any_files` of the same classes."""
     source = chosen("data set", dataset, SOURCES)
-    found = find(dataset, folder)
+    root = find(dataset, folder)
     if any_files:
-        if source.classes and not holds_pictures(found) and of_another(found, dataset):  # `folder` may hold a known set
-            raise DataError(f"{found}: expected pictures of the classes of {dataset}, found another known data set")
-        source = Source(() if (found / NAMES).exists() else source.classes)
-    elif source.classes and holds_pictures(found):
-        raise DataError(f"{found}: expected the four idx files of {dataset}, found folders of pictures (--dataset folder)")
-    elif not source.classes and not holds_pictures(found) and any((found / part).is_dir() for part in PARTS):
+        if source.classes and not holds_pictures(root) and holds_another_set(root, dataset):  # `folder` may hold a known set
+            raise DataError(f"{root}: expected pictures of the classes of {dataset}, found another known data set")
+        source = Source(() if (root / CLASS_NAMES_FILE).exists() else source.classes)
+    elif source.classes and holds_pictures(root):
+        raise DataError(f"{root}: expected the four idx files of {dataset}, found folders of pictures (--dataset folder)")
+    elif not source.classes and not holds_pictures(root) and any((root / part).is_dir() for part in PARTS):
         raise DataError(
-            f"{found}: holds idx files and folders of pictures ({', '.join(PARTS)}); move away those that are not meant"
+            f"{root}: holds idx files and folders of pictures ({', '.join(PARTS)}); move away those that are not meant"
         )
-    classes, train, test = _pictures(found) if holds_pictures(found) else _idx(found, source)
+    classes, train, test = _from_pictures(root) if holds_pictures(root) else _from_idx_files(root, source)
     if long := [name for name in classes if len(name) > LONGEST_NAME]:
         raise DataError(
-            f"{found}: expected names of classes of at most {LONGEST_NAME} characters, found {long[0][:LONGEST_NAME]}..."
+            f"{root}: expected names of classes of at most {LONGEST_NAME} characters, found {long[0][:LONGEST_NAME]}..."
         )
-    if strange := [name for name in classes if name.encode(errors="replace").decode() != name]:
-        raise DataError(f"{found}: expected names of classes in UTF-8, found {strange[0]!r}; rename the folder")
+    if not_utf8 := [name for name in classes if name.encode(errors="replace").decode() != name]:
+        raise DataError(f"{root}: expected names of classes in UTF-8, found {not_utf8[0]!r}; rename the folder")
     if train.images.shape[1:] != test.images.shape[1:]:
-        raise DataError(f"{found}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
-    return DataSet(dataset, found, classes, train, test)
+        raise DataError(f"{root}: training pictures are {_size(train)}, test pictures {_size(test)}; expected one size")
+    return DataSet(dataset, root, classes, train, test)
 
 
-def _pictures(folder: Path) -> tuple[tuple[str, ...], Digits, Digits]:
+def _from_pictures(folder: Path) -> tuple[tuple[str, ...], Digits, Digits]:
     classes, *parts = pictures.read(folder)
     train, test = (Digits(torch.from_numpy(each.images), torch.from_numpy(each.labels)) for each in parts)
     return classes, train, test
 
 
-def _idx(folder: Path, source: Source) -> tuple[tuple[str, ...], Digits, Digits]:
+def _from_idx_files(folder: Path, source: Source) -> tuple[tuple[str, ...], Digits, Digits]:
     """Read idx files; labels become indices into the list of classes, whatever numbers are in the files."""
     train = _digits(folder, FILES[0], FILES[1], source)
     test = _digits(folder, FILES[2], FILES[3], source)
@@ -176,7 +176,7 @@ def _idx(folder: Path, source: Source) -> tuple[tuple[str, ...], Digits, Digits]
                 f"{folder / name}: label {int(outside[0])} is outside the {len(present)} classes"
                 + ("" if source.classes else ": no training picture has it")
             )
-    classes = source.classes or _names(folder, present.tolist())
+    classes = source.classes or _class_names(folder, present.tolist())
     train, test = (Digits(each.images, torch.searchsorted(present, each.labels)) for each in (train, test))
     return classes, train, test
 
@@ -189,8 +189,8 @@ def read_idx(content: bytes, magic: int, origin: Path) -> NDArray[np.uint8]:
         raise DataError(f"{origin}: {len(content)} bytes are too few for an idx header of {header}")
     found, *shape = struct.unpack(f">{1 + dimensions}I", content[:header])
     if found != magic:
-        what = f"{dimensions} dimensions of bytes" + (", grey pictures" if magic == IDX_IMAGES else "")
-        raise DataError(f"{origin}: expected idx magic 0x{magic:08x} ({what}), found 0x{found:08x}")
+        expectation = f"{dimensions} dimensions of bytes" + (", grey pictures" if magic == IDX_IMAGES else "")
+        raise DataError(f"{origin}: expected idx magic 0x{magic:08x} ({expectation}), found 0x{found:08x}")
     size = int(np.prod(shape))
     if len(content) - header != size:
         raise DataError(f"{origin}: header promises {size} bytes ({'x'.join(map(str, shape))}), found {len(content) - header}")
@@ -219,9 +219,9 @@ def _read(folder: Path, name: str, magic: int, source: Source) -> NDArray[np.uin
     return array
 
 
-def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
+def _class_names(folder: Path, labels: list[int]) -> tuple[str, ...]:
     """Names of the labels that occur, in their order: the lines of classes.txt, or else the numbers themselves."""
-    path = folder / NAMES
+    path = folder / CLASS_NAMES_FILE
     if not path.exists():
         return tuple(map(str, labels))
     try:
@@ -231,8 +231,8 @@ def _names(folder: Path, labels: list[int]) -> tuple[str, ...]:
     names = tuple(name for line in text.splitlines() if (name := line.strip()))
     if len(names) != len(labels):
         raise DataError(f"{path}: expected one name per line for the {len(labels)} labels that occur, found {len(names)}")
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise DataError(f"{path}: expected different names, found {twice[0]} more than once")
+    if repeated := sorted({name for name in names if names.count(name) > 1}):
+        raise DataError(f"{path}: expected different names, found {repeated[0]} more than once")
     return names
 
 

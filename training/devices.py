@@ -68,7 +68,7 @@ def place() -> Iterator[Place]:
             )
         torch.cuda.set_device(device)
     else:
-        keep_memory()
+        keep_freed_memory()
     if world == 1:
         yield Place(device)
         return
@@ -83,7 +83,7 @@ def place() -> Iterator[Place]:
 
 
 @contextmanager
-def enough_memory(batch_size: int) -> Iterator[None]:
+def explain_lack_of_memory(batch_size: int) -> Iterator[None]:
     """Turn torch's out-of-memory errors into one that says what to do."""
     try:
         yield
@@ -109,7 +109,7 @@ def precision(name: str, device: torch.device) -> str:
     return name
 
 
-def compiles() -> bool:
+def can_compile() -> bool:
     """Whether torch.compile has the C compiler that it needs for its kernels."""
     return any(shutil.which(each) for each in (os.environ.get("CC") or "cc", "gcc", "clang"))
 
@@ -129,7 +129,7 @@ def software() -> str:
     return f"captrain {version('capserve')}, torch {torch.__version__}"
 
 
-def keep_memory() -> None:
+def keep_freed_memory() -> None:
     """Let glibc keep freed memory, else it returns large blocks at once and each step waits for zeroed pages again."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None  # other C libraries lack it
     if mallopt is not None:

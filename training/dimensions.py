@@ -44,42 +44,42 @@ class Poses:
 
 
 def poses_of_objects(model: Model, batches: Iterable[Batch]) -> Poses:
-    found, labels = [], []
+    poses, labels = [], []
     for batch in batches:
-        found.append(poses_of(model.classify(batch.images).capsules, batch.labels).flatten(0, 1))
+        poses.append(poses_of(model.classify(batch.images).capsules, batch.labels).flatten(0, 1))
         labels.append(batch.labels.flatten())
-    return Poses(torch.cat(found), torch.cat(labels))
+    return Poses(torch.cat(poses), torch.cat(labels))
 
 
-def dimensions(model: Model, found: Poses) -> tuple[Dimension, ...]:
+def dimensions(model: Model, sample: Poses) -> tuple[Dimension, ...]:
     """Find what each dimension does, by moving it alone through the whole reach and measuring the drawings.
 
     Empty for a plain CNN, whose capsules have one value: the class score.
     """
-    if found.poses.shape[1] == 1:
+    if sample.poses.shape[1] == 1:
         return ()
-    return tuple(_named(effect) for effect in effects(model, found))
+    return tuple(_dimension(effect) for effect in effects(model, sample))
 
 
-def plainest(model: Model, found: Poses, named: Sequence[Dimension]) -> int:
+def clearest_pose(model: Model, sample: Poses, named: Sequence[Dimension]) -> int:
     """Index of the pose that shows the names best: even its least clear dimension moves little but its own measure."""
-    shares = torch.ones(len(found.poses))
-    for dimension, effect in zip(named, effects(model, found), strict=True):
+    shares = torch.ones(len(sample.poses))
+    for dimension, effect in zip(named, effects(model, sample), strict=True):
         if dimension.name:
             own = effect[:, list(MEASURES).index(dimension.name)] * math.copysign(1, dimension.strength)
             shares = torch.minimum(shares, own / (effect.norm(dim=1) + TINY))
     return int(shares.argmax())
 
 
-def effects(model: Model, found: Poses) -> Iterator[Tensor]:
+def effects(model: Model, sample: Poses) -> Iterator[Tensor]:
     """Yield each dimension's effect when moved alone through the whole reach: (n, measures), in standard deviations."""
-    unit = _deviation(model, found)
-    for step in torch.eye(found.poses.shape[1]) * REACH:
-        upper, lower = (measured(model.reconstruct(found.poses + turn, found.labels)) for turn in (step, -step))
+    unit = _deviation(model, sample)
+    for step in torch.eye(sample.poses.shape[1]) * REACH:
+        upper, lower = (measured(model.reconstruct(sample.poses + turn, sample.labels)) for turn in (step, -step))
         yield (upper - lower) / unit
 
 
-def aligned(network: Network, found: Poses) -> Network:
+def aligned(network: Network, sample: Poses) -> Network:
     """The same network with rotated pose axes: first one for each measure, then the others, largest change of drawings first.
 
     If the decoder sees the class, each class has its own axes; otherwise all classes share one rotation.
@@ -88,12 +88,12 @@ def aligned(network: Network, found: Poses) -> Network:
     encoder, decoder = turned.encoder, turned.decoder
     if not isinstance(encoder, CapsuleEncoder):
         return turned  # a plain CNN has no pose to rotate
-    if found.poses.shape[1] > math.prod(decoder.image_shape):
+    if sample.poses.shape[1] > math.prod(decoder.image_shape):
         return turned  # a pose has more values than there are pixels to change
     model, classes = TorchModel(network), len(decoder.labels)
-    groups = [found.of(label) for label in range(classes)] if decoder.sees_class else [found]
-    turns = rotations(model, groups, _deviation(model, found))
-    _turn(encoder.routed, decoder, turns.expand(classes, -1, -1))
+    groups = [sample.of(label) for label in range(classes)] if decoder.sees_class else [sample]
+    turns = rotations(model, groups, _deviation(model, sample))
+    _rotate(encoder.routed, decoder, turns.expand(classes, -1, -1))
     return turned
 
 
@@ -120,45 +120,45 @@ def _axes(measures: Tensor, pixels: Tensor) -> Tensor:
     return torch.cat([first, others], dim=1).T
 
 
-def _slopes(model: Model, found: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
+def _slopes(model: Model, sample: Poses, unit: Tensor) -> tuple[Tensor, Tensor]:
     """How much measures and pixels change along each axis: least squares over small random changes of all poses."""
     generator = torch.Generator().manual_seed(0)
-    rest = model.reconstruct(found.poses, found.labels)
-    before, size = measured(rest), found.poses.shape[1]
+    rest = model.reconstruct(sample.poses, sample.labels)
+    before, size = measured(rest), sample.poses.shape[1]
     square = torch.eye(size) * RIDGE
     measures, pixels = torch.zeros(size, before.shape[1]), torch.zeros(size, rest[0].numel())
     for _ in range(NUDGES):
-        turns = torch.randn(found.poses.shape, generator=generator) * NUDGE
-        drawings = model.reconstruct(found.poses + turns, found.labels)
+        turns = torch.randn(sample.poses.shape, generator=generator) * NUDGE
+        drawings = model.reconstruct(sample.poses + turns, sample.labels)
         square += turns.T @ turns
         measures += turns.T @ ((measured(drawings) - before) / unit)
         pixels += turns.T @ (drawings - rest).flatten(1)
     return torch.linalg.solve(square, measures), torch.linalg.solve(square, pixels)
 
 
-def _deviation(model: Model, found: Poses) -> Tensor:
+def _deviation(model: Model, sample: Poses) -> Tensor:
     """The standard deviation of each measure among drawings of the same class: the unit of strength, (measures,).
 
     Infinite where it is too small to see, as with one drawing of each class, so that effects in this unit are zero.
     """
-    values = measured(model.reconstruct(found.poses, found.labels))
-    labels = found.labels.unique()
-    variances = [values[found.labels == label].var(dim=0, correction=0) for label in labels]
+    values = measured(model.reconstruct(sample.poses, sample.labels))
+    labels = sample.labels.unique()
+    variances = [values[sample.labels == label].var(dim=0, correction=0) for label in labels]
     deviation = torch.stack(variances).mean(dim=0).sqrt()
     return deviation.where(deviation > UNSEEN, math.inf)
 
 
-def _named(effect: Tensor) -> Dimension:  # (n, measures)
+def _dimension(effect: Tensor) -> Dimension:  # (n, measures)
     """Name a dimension by its effect; measures with effects above STRONGEST are ignored, since drawings hardly differ in them."""
     effect = effect.where(effect.abs().amax(dim=0) <= STRONGEST, 0.0)
     mean, strength = effect.mean(dim=0), effect.square().mean(dim=0).sqrt()
-    (first, second), (most, _) = (found.tolist() for found in mean.abs().topk(2))
-    tells = first > max(STEADY * float(strength[most]), second / CLEAR, NOTICEABLE)
-    return Dimension(name=list(MEASURES)[most] if tells else "", strength=round(float(mean[most]), 3))
+    (first, second), (most, _) = (largest.tolist() for largest in mean.abs().topk(2))
+    nameable = first > max(STEADY * float(strength[most]), second / CLEAR, NOTICEABLE)
+    return Dimension(name=list(MEASURES)[most] if nameable else "", strength=round(float(mean[most]), 3))
 
 
 @torch.no_grad()
-def _turn(routed: ClassCapsules, decoder: Decoder, rotations: Tensor) -> None:  # (classes, new axes, old axes)
+def _rotate(routed: ClassCapsules, decoder: Decoder, rotations: Tensor) -> None:  # (classes, new axes, old axes)
     classes, size, _ = rotations.shape
     votes = routed.transforms.unflatten(-1, (classes, size))  # (..., classes, old)
     routed.transforms.copy_((rotations @ votes.unsqueeze(-1)).squeeze(-1).flatten(-2))

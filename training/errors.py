@@ -15,14 +15,14 @@ class TrainingError(Exception):
 class UnknownNameError(TrainingError):
     """A preset, routing, schedule, ... that does not exist; the text lists those that do."""
 
-    def __init__(self, what: str, name: str, valid: Iterable[str]) -> None:
-        super().__init__(f"unknown {what} {name!r}; choose one of: {', '.join(sorted(valid))}")
+    def __init__(self, kind: str, name: str, valid: Iterable[str]) -> None:
+        super().__init__(f"unknown {kind} {name!r}; choose one of: {', '.join(sorted(valid))}")
 
 
-def chosen(what: str, name: str, choices: Mapping[str, T]) -> T:
+def chosen(kind: str, name: str, choices: Mapping[str, T]) -> T:
     """Look up a name in a table, or raise an error that lists its names."""
     if name not in choices:
-        raise UnknownNameError(what, name, choices)
+        raise UnknownNameError(kind, name, choices)
     return choices[name]
 
 

@@ -17,7 +17,7 @@ from training.data import Digits
 from training.networks import Encoding, Network
 from training.pairs import Batch, Partners, arrangement
 
-AT_ONCE = 32  # pictures: a network that was trained in small batches for lack of memory has none for many
+PICTURES_AT_ONCE = 32  # pictures: a network that was trained in small batches for lack of memory has none for many
 Z_95 = 1.959964  # two-sided 95 % of a normal distribution
 
 
@@ -38,7 +38,9 @@ class TorchModel:
 
     def classify(self, images: Tensor) -> Encoding:
         with torch.inference_mode():
-            return in_parts(lambda some: Encoding(*(part.cpu() for part in self.network.encoder(some.to(self.device)))), images)
+            return encoded_in_parts(
+                lambda some: Encoding(*(part.cpu() for part in self.network.encoder(some.to(self.device)))), images
+            )
 
     def reconstruct(self, poses: Tensor, classes: Tensor) -> Tensor:
         with torch.inference_mode():
@@ -46,9 +48,9 @@ class TorchModel:
             return drawings.cpu()
 
 
-def in_parts(encode: Callable[[Tensor], Encoding], images: Tensor) -> Encoding:
+def encoded_in_parts(encode: Callable[[Tensor], Encoding], images: Tensor) -> Encoding:
     """Encode all of the pictures (n, C, H, W), a few at a time."""
-    parts = [encode(some) for some in images.split(AT_ONCE)]
+    parts = [encode(some) for some in images.split(PICTURES_AT_ONCE)]
     return Encoding(*(torch.cat(part) for part in zip(*parts, strict=True)))
 
 
@@ -84,8 +86,8 @@ class Evaluation:
             for index, name in enumerate(classes):
                 row = self.confusion[index]
                 others = [other for other in row.argsort(descending=True).tolist() if other != index and row[other] > 0]
-                taken = [f"{classes[other]} x{int(row[other])}" for other in others]
-                lines.append(f"  {name:>12}: {int(row.sum() - row[index]):4d} of {int(row.sum())}  {', '.join(taken)}")
+                mistaken_for = [f"{classes[other]} x{int(row[other])}" for other in others]
+                lines.append(f"  {name:>12}: {int(row.sum() - row[index]):4d} of {int(row.sum())}  {', '.join(mistaken_for)}")
         return "\n".join(lines)
 
 
@@ -104,9 +106,9 @@ def evaluate(model: Model, batches: Iterable[Batch], classes: int) -> Evaluation
     return Evaluation(count, errors, confusion, squared / count)
 
 
-def objects(lengths: Tensor, how_many: int) -> Tensor:
-    """The classes of the longest capsules, (batch, how_many)."""
-    return lengths.topk(how_many, dim=1).indices
+def objects(lengths: Tensor, count: int) -> Tensor:
+    """The classes of the longest capsules, (batch, count)."""
+    return lengths.topk(count, dim=1).indices
 
 
 def hits(predicted: Tensor, labels: Tensor) -> Tensor:

@@ -45,23 +45,23 @@ from training.networks import Network, parameters
 from training.pairs import Batch, arrangement
 from training.quantise import int8, may_keep_capsules_float
 from training.runtime import OnnxModel
-from training.statistics import Statistics, usual
+from training.statistics import Statistics, usual_statistics
 
 PARITY = 1e-4  # the most by which torch and ONNX Runtime may differ, with the same weights
 PARITY_BATCHES = (1, 5)
-MISREAD = 20  # percent of errors on validation pictures, above which verdicts based on them are not to be trusted
-ROUNDED = 1e-3  # largest root mean square change of lengths with which the layer that makes capsules is in int8 too
+HIGH_ERROR = 20  # percent of errors on validation pictures, above which verdicts based on them are not to be trusted
+ROUNDING_LIMIT = 1e-3  # largest root mean square change of lengths with which the layer that makes capsules is in int8 too
 CALIBRATION = 1_000  # training pictures that show the quantiser usual activations
-TURNED = 2_000  # validation pictures whose poses are moved to see what each dimension does
+POSE_PICTURES = 2_000  # validation pictures whose poses are moved to see what each dimension does
 EXAMPLES = 6
-FILLED = 0.9  # share of EXAMPLE_LIMIT for pictures and drawings; lengths and capsules are small
+IMAGE_SHARE = 0.9  # share of EXAMPLE_LIMIT for pictures and drawings; lengths and capsules are small
 
 
 class _Findings(NamedTuple):
     """What running a bundle's graphs tells."""
 
     parity: float
-    usual: Statistics
+    statistics: Statistics
     errors: dict[Variant, Measured]  # on validation pictures
     dimensions: tuple[Dimension, ...]
 
@@ -71,10 +71,10 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
     check_name(folder.name)
     _check_is_bundle(folder)
     data.expect(checkpoint.digest)  # measurements need the pictures that the run held out
-    kept = _other_seeds(folder, checkpoint, say)
-    done, asked = len(checkpoint.history), checkpoint.config.training.all_epochs
-    if done < asked:
-        say(f"this run is at epoch {done} of {asked}: exporting what it has learned so far")
+    other_seeds = _other_seeds(folder, checkpoint, say)
+    done, planned = len(checkpoint.history), checkpoint.config.training.all_epochs
+    if done < planned:
+        say(f"this run is at epoch {done} of {planned}: exporting what it has learned so far")
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         # Cleanup errors are ignored: once the new bundle is in place, they must not be reported as if the old one still were.
@@ -82,16 +82,16 @@ def export(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool,
             draft = Path(work) / folder.name
             draft.mkdir()
             findings = _build(checkpoint, data, draft, quantised, say)
-            written = bundle.write(draft, _manifest(checkpoint, data, findings, kept))
+            written = bundle.write(draft, _manifest(checkpoint, data, findings, other_seeds))
             for variant in written.manifest.variants:
                 written.example(variant)  # raises unless a service can read it
             _swap(draft, folder, aside=Path(work) / "before")  # deleted with the temporary folder
     except OSError as error:  # on a full disk, some name no file
         raise ExportError(f"could not write {folder}: {error.strerror or error}; what stood there is as it was") from error
-    made = bundle.read(folder)
-    if not made.manifest.boxed:
+    exported = bundle.read(folder)
+    if not exported.manifest.boxed:
         say("its pictures are not ink in a box, as MNIST's are: normalise=auto will only scale pictures, not find ink")
-    return made
+    return exported
 
 
 def _check_is_bundle(folder: Path) -> None:
@@ -100,9 +100,9 @@ def _check_is_bundle(folder: Path) -> None:
         return
     if not (folder / MANIFEST).exists():
         raise ExportError(f"{folder} exists and is not a bundle; export replaces only bundles")
-    strange = sorted({path.name for path in folder.iterdir()} - FILES - {MANIFEST, f"{MANIFEST}.part"})
-    if strange:
-        raise ExportError(f"{folder} holds {', '.join(strange[:5])}, and bundles do not; move it away, or choose another folder")
+    unknown = sorted({path.name for path in folder.iterdir()} - FILES - {MANIFEST, f"{MANIFEST}.part"})
+    if unknown:
+        raise ExportError(f"{folder} holds {', '.join(unknown[:5])}, and bundles do not; move it away, or choose another folder")
 
 
 def _swap(draft: Path, folder: Path, aside: Path) -> None:
@@ -132,8 +132,8 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
             raise ExportError(
                 f"{folder} holds a bundle of {there}, and this run is of {here}: remove it, or choose another folder"
             )
-    had = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
-    say(f"replacing the bundle in {folder} ({had})")
+    contents = f"{before.preset}, {' and '.join(before.variants)}, seed {before.training.seed}, {before.training.epochs} epochs"
+    say(f"replacing the bundle in {folder} ({contents})")
     if before.metrics.test:
         say(f"its test figures are lost with the replaced bundle: `captrain evaluate {folder} --record` counts them again")
     try:
@@ -143,33 +143,33 @@ def _other_seeds(folder: Path, checkpoint: Checkpoint, say: Callable[[str], None
         return ()
     others = before.metrics.other_seeds
     if before.training.data not in (None, checkpoint.digest):
-        parted = ["other training pictures"]
+        differences = ["other training pictures"]
     else:
-        parted = config.differences(checkpoint.config)
+        differences = config.differences(checkpoint.config)
     if len(checkpoint.history) < checkpoint.config.training.all_epochs:
-        parted.append("a run that has not ended")
-    if others and parted:
-        say(f"what it knows of {len(others)} other seeds is lost with the replaced bundle: {'; '.join(parted)}")
-    return () if parted else others
+        differences.append("a run that has not ended")
+    if others and differences:
+        say(f"what it knows of {len(others)} other seeds is lost with the replaced bundle: {'; '.join(differences)}")
+    return () if differences else others
 
 
 def _build(checkpoint: Checkpoint, data: DataSet, folder: Path, quantised: bool, say: Callable[[str], None]) -> _Findings:
     """Write the graphs and the example into the folder, and return what running them tells."""
     config, settings = checkpoint.config, checkpoint.config.training
-    learn, validation = data.split(settings.validation)
-    network = graphs.storable(_turned(_finite(checkpoint), _samples(validation, settings), config, say))
+    training, validation = data.split(settings.validation)
+    network = graphs.storable(_turned(_finite_network(checkpoint), _samples(validation, settings), config, say))
     say("writing encoder.onnx and decoder.onnx")
-    models = write_graphs(network, config.network, folder, calibration_pictures(learn, settings) if quantised else None, say)
+    models = write_graphs(network, config.network, folder, calibration_pictures(training, settings) if quantised else None, say)
     worst = parity(network, models["fp32"], config.network.image_shape)
     if not worst <= PARITY:  # NaN fails too
         raise ExportError(f"torch and ONNX Runtime differ by {worst:.5g}; expected at most {PARITY}; has it learned anything?")
     say(f"parity with torch: {worst:.1e}; measuring on {len(validation)} validation pictures")
     findings = _measure(models, validation, settings, data.classes, worst)
-    found = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
-    say(f"validation error: {', '.join(found)}")
-    if any(each.error.percent > MISREAD for each in findings.errors.values()):
+    errors = [f"{variant} {each.error.percent:.2f} %" for variant, each in findings.errors.items()]
+    say(f"validation error: {', '.join(errors)}")
+    if any(each.error.percent > HIGH_ERROR for each in findings.errors.values()):
         say("it has learned little: its thresholds for what is usual, and so its verdicts, mean as little")
-    _write_example(models, torch.tensor(findings.usual.prototypes), folder)
+    _write_example(models, torch.tensor(findings.statistics.prototypes), folder)
     return findings
 
 
@@ -185,7 +185,7 @@ def _turned(trained: Network, samples: Iterator[Batch], config: Config, say: Cal
     return trained
 
 
-def _finite(checkpoint: Checkpoint) -> Network:
+def _finite_network(checkpoint: Checkpoint) -> Network:
     """Return the run's network, or raise if a weight is not finite."""
     network = checkpoint.restored()
     if not all(bool(weights.isfinite().all()) for weights in network.state_dict().values()):
@@ -199,16 +199,16 @@ def _measure(
     """Measure the models on ONNX Runtime, as the service will run them."""
     batches = partial(fixed_batches, validation, settings.pairs)
     for variant, model in models.items():
-        strange = sum(int((~model.classify(batch.images).lengths.isfinite().all(dim=1)).sum()) for batch in batches())
-        if strange:
+        not_finite = sum(int((~model.classify(batch.images).lengths.isfinite().all(dim=1)).sum()) for batch in batches())
+        if not_finite:
             raise ExportError(
-                f"{variant} gives no finite numbers for {strange} of {len(validation)} validation pictures: nothing to serve"
+                f"{variant} gives no finite numbers for {not_finite} of {len(validation)} validation pictures: nothing to serve"
             )
     return _Findings(
         parity=worst,
-        usual=usual(models["fp32"], batches(), classes),
+        statistics=usual_statistics(models["fp32"], batches(), classes),
         errors={variant: measurement(evaluate(model, batches(), len(classes))) for variant, model in models.items()},
-        dimensions=meaning(models["fp32"], validation, settings),
+        dimensions=measured_dimensions(models["fp32"], validation, settings),
     )
 
 
@@ -226,12 +226,12 @@ def _manifest(checkpoint: Checkpoint, data: DataSet, findings: _Findings, other_
         "preset": config.preset,
         "dataset": data.name,
         "config": config.to_dict(),
-        "training": _record(checkpoint),
+        "training": _training_record(checkpoint),
         "metrics": {"parity": findings.parity, "validation": findings.errors, "other_seeds": other_seeds},
-        "thresholds": findings.usual.thresholds,
-        "prototypes": findings.usual.prototypes,
+        "thresholds": findings.statistics.thresholds,
+        "prototypes": findings.statistics.prototypes,
         "dimensions": findings.dimensions,
-        "references": findings.usual.references,
+        "references": findings.statistics.references,
     }
 
 
@@ -246,18 +246,18 @@ def write_graphs(
     encoder = graphs.encoder_graph(network, config)
     graphs.save_halved(graphs.decoder_graph(network, config), folder / DECODER_FILE)
 
-    def saved(variant: Variant, graph: onnx.ModelProto) -> OnnxModel:
+    def save_and_open(variant: Variant, graph: onnx.ModelProto) -> OnnxModel:
         graphs.save_halved(graph, folder / ENCODER_FILES[variant])
         return OnnxModel(folder / ENCODER_FILES[variant], folder / DECODER_FILE)
 
-    models: dict[Variant, OnnxModel] = {"fp32": saved("fp32", encoder)}
+    models: dict[Variant, OnnxModel] = {"fp32": save_and_open("fp32", encoder)}
     if calibration is not None:
-        models["int8"] = saved("int8", int8(encoder, calibration, capsules=True))
-        apart = models["int8"].classify(calibration).lengths - models["fp32"].classify(calibration).lengths
-        moved = float(apart.square().mean().sqrt())
-        if not moved <= ROUNDED and may_keep_capsules_float(encoder):
-            say(f"in int8 lengths move by {moved:.2g}, more than {ROUNDED:g}: the layer that makes capsules stays float")
-            models["int8"] = saved("int8", int8(encoder, calibration, capsules=False))
+        models["int8"] = save_and_open("int8", int8(encoder, calibration, capsules=True))
+        difference = models["int8"].classify(calibration).lengths - models["fp32"].classify(calibration).lengths
+        moved = float(difference.square().mean().sqrt())
+        if not moved <= ROUNDING_LIMIT and may_keep_capsules_float(encoder):
+            say(f"in int8 lengths move by {moved:.2g}, more than {ROUNDING_LIMIT:g}: the layer that makes capsules stays float")
+            models["int8"] = save_and_open("int8", int8(encoder, calibration, capsules=False))
     return models
 
 
@@ -276,17 +276,17 @@ def parity(network: Network, model: OnnxModel, image_shape: tuple[int, int, int]
     return float(torch.stack(differences).max())
 
 
-def calibration_pictures(learn: Digits, settings: Training) -> Tensor:
-    batches = fixed_batches(learn.sample(CALIBRATION), settings.pairs)
+def calibration_pictures(training: Digits, settings: Training) -> Tensor:
+    batches = fixed_batches(training.sample(CALIBRATION), settings.pairs)
     return torch.cat([batch.images for batch in batches])
 
 
 def _samples(validation: Digits, settings: Training) -> Iterator[Batch]:
     """Validation pictures augmented as in training, whose poses show what each dimension does."""
-    return fixed_batches(validation.sample(TURNED), settings.pairs, augment=AUGMENTATIONS[settings.augment])
+    return fixed_batches(validation.sample(POSE_PICTURES), settings.pairs, augment=AUGMENTATIONS[settings.augment])
 
 
-def meaning(model: Model, validation: Digits, settings: Training) -> tuple[Dimension, ...]:
+def measured_dimensions(model: Model, validation: Digits, settings: Training) -> tuple[Dimension, ...]:
     """What each pose dimension does to drawings of validation pictures."""
     return dimensions(model, poses_of_objects(model, _samples(validation, settings)))
 
@@ -295,19 +295,19 @@ def measurement(evaluation: Evaluation) -> Measured:
     return Measured(error=_rate(evaluation), reconstruction_error=evaluation.reconstruction_error)
 
 
-def record_test(made: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
+def record_test(model_bundle: Bundle, measured: Mapping[str, Evaluation], others: Mapping[int, Evaluation]) -> None:
     """Add test results to a bundle's manifest: its own, and by seed those of `others`, which join or replace the seeds known.
 
     Its graphs, version and fingerprint stay the same.
     """
-    metrics, count = made.manifest.metrics, measured["fp32"].count
+    metrics, count = model_bundle.manifest.metrics, measured["fp32"].count
     seeds = {each.seed: each for each in metrics.other_seeds if each.test.count == count}  # else of other test pictures
     seeds |= {seed: OtherSeed(seed=seed, test=_rate(evaluation)) for seed, evaluation in others.items()}
-    found = {
+    results = {
         "test": {variant: measurement(evaluation) for variant, evaluation in measured.items()},
         "other_seeds": tuple(seeds[seed] for seed in sorted(seeds)),
     }
-    write_manifest(made.folder, made.manifest.model_copy(update={"metrics": metrics.model_copy(update=found)}))
+    write_manifest(model_bundle.folder, model_bundle.manifest.model_copy(update={"metrics": metrics.model_copy(update=results)}))
 
 
 def _rate(evaluation: Evaluation) -> ErrorRate:
@@ -315,7 +315,7 @@ def _rate(evaluation: Evaluation) -> ErrorRate:
     return ErrorRate(errors=evaluation.errors, count=evaluation.count, percent=evaluation.error, low=low, high=high)
 
 
-def _record(checkpoint: Checkpoint) -> dict[str, Any]:
+def _training_record(checkpoint: Checkpoint) -> dict[str, Any]:
     """The manifest's record of how the weights were trained."""
     network = checkpoint.restored()
     return {
@@ -338,8 +338,8 @@ def _write_example(models: dict[Variant, OnnxModel], prototypes: Tensor, folder:
     """
     poses, classes = prototypes[:EXAMPLES], torch.arange(len(prototypes))[:EXAMPLES]
     drawings = models["fp32"].reconstruct(poses, classes)
-    few = max(1, int(FILLED * bundle.EXAMPLE_LIMIT) // (2 * drawings[0].nbytes))  # of large pictures, with a drawing each
-    poses, classes, drawings = poses[:few], classes[:few], drawings[:few]
+    count = max(1, int(IMAGE_SHARE * bundle.EXAMPLE_LIMIT) // (2 * drawings[0].nbytes))  # of large pictures, with a drawing each
+    poses, classes, drawings = poses[:count], classes[:count], drawings[:count]
     images = drawings.clone()
     images[1::2] = (drawings[1::2] + drawings[:-1:2]).clamp(max=1)
     images = (images * 255).round() / 255  # as a PNG would hold them

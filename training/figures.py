@@ -18,14 +18,14 @@ from torch import Tensor
 
 from service.manifest import MANIFEST, REACH, Dimension
 from training.checkpoint import write_atomically
-from training.dimensions import plainest, poses_of_objects
+from training.dimensions import clearest_pose, poses_of_objects
 from training.errors import ExportError
 from training.evaluate import Model, draw, drawings_of, hits, objects
 from training.pairs import Batch
 
 DELTAS = torch.linspace(-REACH, REACH, 11)  # Sabour et al. 2017, Figure 4: steps of 0.05
-SHOWN = 10  # pictures per row
-WORDS = 14  # letters per line of a title: as wide as a picture
+PICTURES_PER_ROW = 10
+TITLE_WIDTH = 14  # letters per line of a title: as wide as a picture
 
 
 def figures(
@@ -83,16 +83,16 @@ def redrawn(model: Model, batches: Iterable[Batch]) -> Iterator[Batch]:
 
 def reconstructions(model: Model, batches: Sequence[Batch], classes: tuple[str, ...], right: bool) -> Figure | None:
     """The first pictures classified correctly (or wrongly), above what the network draws for what it believes they are."""
-    inputs, labels, predictions, drawings = (torch.cat(part)[:SHOWN] for part in _picked(model, batches, right))
+    inputs, labels, predictions, drawings = (torch.cat(part)[:PICTURES_PER_ROW] for part in _picked(model, batches, right))
     if not len(inputs):
         return None
     figure = Figure(figsize=(1 + len(inputs), 2.6), layout="constrained")
     cells = figure.subplots(2, len(inputs), squeeze=False)
     for column in range(len(inputs)):
-        _picture(cells[0][column], inputs[column], _names(labels[column], classes))
-        _picture(cells[1][column], drawings[column], _names(predictions[column], classes))
-    _row_title(cells[0][0], "label, input")
-    _row_title(cells[1][0], "prediction, drawing")
+        _show_picture(cells[0][column], inputs[column], _class_names(labels[column], classes))
+        _show_picture(cells[1][column], drawings[column], _class_names(predictions[column], classes))
+    _set_row_title(cells[0][0], "label, input")
+    _set_row_title(cells[1][0], "prediction, drawing")
     return figure
 
 
@@ -100,7 +100,7 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
     """Figure 5: pairs above what their two longest capsules draw, one in red and one in green, first together, then apart."""
     if batch.labels.shape[1] == 1:
         return None
-    images, labels = batch.images[:SHOWN], batch.labels[:SHOWN]
+    images, labels = batch.images[:PICTURES_PER_ROW], batch.labels[:PICTURES_PER_ROW]
     encoding = model.classify(images)
     predicted = objects(encoding.lengths, 2)
     first, second = drawings_of(model, encoding.capsules, predicted).mean(2, True).unbind(1)
@@ -115,19 +115,19 @@ def apart(model: Model, batch: Batch, classes: tuple[str, ...]) -> Figure | None
     cells = figure.subplots(len(rows), len(images), squeeze=False)
     titles = {"label, input": labels, "prediction, drawing": predicted}
     for line, (title, shown) in zip(cells, rows.items(), strict=True):
-        _row_title(line[0], title)
+        _set_row_title(line[0], title)
         for column, image in enumerate(shown):
-            _picture(line[column], image, _names(titles[title][column], classes) if title in titles else "")
+            _show_picture(line[column], image, _class_names(titles[title][column], classes) if title in titles else "")
     return figure
 
 
 def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensions: Sequence[Dimension]) -> Figure | None:
     """Figure 4: each row moves one pose dimension, in the paper's steps, of the object that shows the names best."""
-    found = poses_of_objects(model, [batch])
-    if found.poses.shape[1] == 1:
+    sample = poses_of_objects(model, [batch])
+    if sample.poses.shape[1] == 1:
         return None  # a plain CNN has no pose to move
-    chosen = plainest(model, found, dimensions) if dimensions else 0
-    pose, label = found.poses[chosen], int(found.labels[chosen])
+    chosen = clearest_pose(model, sample, dimensions) if dimensions else 0
+    pose, label = sample.poses[chosen], int(sample.labels[chosen])
     poses = pose + torch.eye(len(pose))[:, None] * DELTAS[None, :, None]  # (dims, deltas, pose)
     drawings = model.reconstruct(poses.flatten(0, 1), torch.full((len(pose) * len(DELTAS),), label))
     height = 0.7 + len(pose) * 0.7
@@ -135,9 +135,9 @@ def perturbations(model: Model, batch: Batch, classes: tuple[str, ...], dimensio
     cells = figure.subplots(len(pose), len(DELTAS), squeeze=False)
     for index, drawing in enumerate(drawings):
         dim, column = divmod(index, len(DELTAS))
-        _picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
+        _show_picture(cells[dim][column], drawing, f"{round(float(DELTAS[column]), 2) + 0.0:+.2f}" if dim == 0 else "")
     for dim in range(len(pose)):
-        _row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
+        _set_row_title(cells[dim][0], dimensions[dim].title(dim) if dimensions else str(dim))
     above = figure.subplotpars.top + 0.48 / height  # leaves a line for the deltas
     figure.suptitle(f"one {classes[label]}, each pose dimension moved", y=above, fontsize=10, parse_math=False)
     return figure
@@ -174,17 +174,17 @@ def _picked(model: Model, batches: Sequence[Batch], right: bool) -> list[tuple[T
     return list(zip(*parts, strict=True))
 
 
-def _picture(axes: Axes, image: Tensor, title: str) -> None:
+def _show_picture(axes: Axes, image: Tensor, title: str) -> None:
     channels_last = image.permute(1, 2, 0).clamp(0, 1)
     axes.imshow(channels_last.numpy(), cmap="gray", vmin=0, vmax=1)
     axes.set_xticks([])
     axes.set_yticks([])
-    axes.set_title(textwrap.fill(title, WORDS), fontsize=8, parse_math=False)
+    axes.set_title(textwrap.fill(title, TITLE_WIDTH), fontsize=8, parse_math=False)
 
 
-def _row_title(axes: Axes, text: str) -> None:
+def _set_row_title(axes: Axes, text: str) -> None:
     axes.set_ylabel(text, fontsize=7, rotation=0, ha="right", va="center", parse_math=False)
 
 
-def _names(indices: Tensor, classes: tuple[str, ...]) -> str:
+def _class_names(indices: Tensor, classes: tuple[str, ...]) -> str:
     return " ".join(classes[int(index)] for index in indices.sort().values)

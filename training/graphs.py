@@ -24,7 +24,7 @@ from training.networks import Encoding, Network
 
 OPSET = 20
 FORBIDDEN = frozenset(("Loop", "If", "Scan", "Shape"))  # control flow rules out CUDA graphs; a Shape chain runs on the CPU
-HALVED_FROM = 64  # values; smaller tensors stay as they are, since a Cast would take more space than it saves
+SMALLEST_HALVED = 64  # values; smaller tensors stay as they are, since a Cast would take more space than it saves
 
 
 class _Encoder(nn.Module):
@@ -44,10 +44,10 @@ def storable(network: Network) -> Network:
     network = copy.deepcopy(network).cpu().eval()
     for block in network.modules():
         if isinstance(block, nn.Sequential):
-            _fold(block)
+            _fold_batch_norm(block)
     with torch.no_grad():
         for weights in network.parameters():
-            if weights.numel() >= HALVED_FROM:
+            if weights.numel() >= SMALLEST_HALVED:
                 weights.copy_(weights.half().float())
     return network
 
@@ -69,7 +69,7 @@ def save_halved(graph: onnx.ModelProto, path: Path) -> None:
     scales = {node.input[1] for node in quantising}  # as small as 1e-6, where float16 has few digits
     for weights in graph.graph.initializer:
         values = numpy_helper.to_array(weights)
-        if values.dtype != np.float32 or values.size < HALVED_FROM or weights.name in scales:
+        if values.dtype != np.float32 or values.size < SMALLEST_HALVED or weights.name in scales:
             continue
         name = weights.name
         weights.CopyFrom(numpy_helper.from_array(values.astype(np.float16), f"{name}.half"))
@@ -110,7 +110,7 @@ def _graph(module: nn.Module, example: tuple[Tensor, ...], spec: GraphSpec) -> o
     return graph
 
 
-def _fold(block: nn.Sequential) -> None:
+def _fold_batch_norm(block: nn.Sequential) -> None:
     layers = list(block)
     for index, layer in enumerate(layers[1:], start=1):
         if isinstance(layer, nn.BatchNorm2d):

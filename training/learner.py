@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from training.average import Average
 from training.checkpoint import Checkpoint, fill
 from training.config import Config
-from training.devices import DTYPES, Place, compiles
+from training.devices import DTYPES, Place, can_compile
 from training.errors import SettingError, chosen
 from training.evaluate import hits, objects
 from training.losses import LOSSES, reconstruction
@@ -53,7 +53,7 @@ class Learner:
         return rate
 
     @property
-    def sound(self) -> bool:
+    def finite(self) -> bool:
         """Whether all weights are finite."""
         return all(bool(weights.isfinite().all()) for weights in self.network.parameters())
 
@@ -75,8 +75,8 @@ class Learner:
             optimizer.step()
         if self.average is not None:
             self.average.update(self.network, number)
-        found = objects(encoding.lengths.detach(), batch.labels.shape[1])
-        return loss.detach(), hits(found, batch.labels)
+        predicted = objects(encoding.lengths.detach(), batch.labels.shape[1])
+        return loss.detach(), hits(predicted, batch.labels)
 
     def store(self, state: Checkpoint) -> None:
         state.network = self.network.state_dict()
@@ -94,25 +94,25 @@ class Learner:
 def _optimizers(network: Network, config: Config) -> dict[str, Optimizer]:
     """Adam for all weights, or Muon for matrices and Adam for the rest, with a group for each highest learning rate."""
     settings = config.training
-    votes, inner = transforms(network), convolutions(network) if settings.muon else []
-    special = {id(weights) for weights in (*votes, *inner)}
+    matrices, kernels = transforms(network), convolutions(network) if settings.muon else []
+    special = {id(weights) for weights in (*matrices, *kernels)}
     rest = [weights for weights in network.parameters() if id(weights) not in special]
     base = settings.muon or settings.learning_rate
-    turning = {"params": votes, "highest": base * settings.transform_rate}
-    others = {"params": rest, "highest": settings.learning_rate}
+    matrix_group = {"params": matrices, "highest": base * settings.transform_rate}
+    rest_group = {"params": rest, "highest": settings.learning_rate}
     if not settings.muon:
-        groups = [others, turning] if votes else [others]
+        groups = [rest_group, matrix_group] if matrices else [rest_group]
         return {"adam": torch.optim.Adam(groups, lr=settings.learning_rate, fused=True)}
-    groups = [{"params": inner, "highest": base}, {**turning, "columns": config.network.pose_size}]
+    groups = [{"params": kernels, "highest": base}, {**matrix_group, "columns": config.network.pose_size}]
     groups = [group for group in groups if group["params"]]
     if not groups:
         raise SettingError("muon is for transformations and for convolutions after the first, and there are none: leave it out")
-    return {"adam": torch.optim.Adam([others], lr=settings.learning_rate, fused=True), "muon": Muon(groups, lr=settings.muon)}
+    return {"adam": torch.optim.Adam([rest_group], lr=settings.learning_rate, fused=True), "muon": Muon(groups, lr=settings.muon)}
 
 
 def _placed(network: Network, place: Place) -> Any:
     """The network to call in training: compiled on a GPU, with gradients shared between processes."""
-    if place.device.type == "cuda" and compiles():
+    if place.device.type == "cuda" and can_compile():
         network.compile()
     elif place.device.type == "cuda" and place.leads:
         print("no C compiler found (gcc or clang): training goes on without torch.compile, more slowly")

@@ -23,8 +23,8 @@ def contrast(lengths: Tensor, labels: Tensor) -> Tensor:
     capsules near 0 and 1; this one goes on until the right ones outweigh the others, and at first needs fewer pictures to learn
     the same.
     """
-    kept = lengths.clamp(1e-4, 1 - 1e-4)
-    surprise = -(kept / (1 - kept)).log().log_softmax(dim=1).gather(1, labels)  # (batch, objects)
+    clamped = lengths.clamp(1e-4, 1 - 1e-4)
+    surprise = -(clamped / (1 - clamped)).log().log_softmax(dim=1).gather(1, labels)  # (batch, objects)
     return margin(lengths, labels) + surprise.mean()
 
 

@@ -128,8 +128,8 @@ def transforms(module: nn.Module) -> list[nn.Parameter]:
 
 def convolutions(module: nn.Module) -> list[Tensor]:
     """Kernels of convolutions on features: not the first, which sees pixels, nor those of a depthwise one."""
-    found = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
-    return [part.weight for part in found[1:] if part.groups == 1]
+    layers = [part for part in module.modules() if isinstance(part, nn.Conv2d)]
+    return [part.weight for part in layers[1:] if part.groups == 1]
 
 
 def parameters(module: nn.Module) -> int:

@@ -61,17 +61,17 @@ def overlapping(digits: Digits, partners: Partners, augment: Augmentation, gener
     """Sabour et al. 2017, section 6: two digits of different classes on one 36x36 canvas, each shifted up to 4 pixels."""
     augment = none if augment is shift else augment  # both are shifted below anyway
     margin = (OVERLAP_SHIFT,) * 4
-    both = _two(digits, partners, augment, generator)
+    both = _paired(digits, partners, augment, generator)
     moves = [moved(F.pad(images, margin), OVERLAP_SHIFT, generator) for images, _ in both]
-    return _pair((moves[0] + moves[1]).clamp_max(1.0), moves, [labels for _, labels in both])
+    return _pair_batch((moves[0] + moves[1]).clamp_max(1.0), moves, [labels for _, labels in both])
 
 
 def side_by_side(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> Batch:
     """Su 2018: two digits of different classes next to each other, on a canvas twice as wide."""
-    (left, label), (right, other) = _two(digits, partners, augment, generator)
+    (left, label), (right, other) = _paired(digits, partners, augment, generator)
     width = left.shape[-1]
     places = [F.pad(left, (0, width)), F.pad(right, (width, 0))]
-    return _pair(places[0] + places[1], places, [label, other])
+    return _pair_batch(places[0] + places[1], places, [label, other])
 
 
 Arrange = Callable[[Digits, Partners, Augmentation, Generator], Batch]
@@ -101,11 +101,11 @@ def scaled(images: Tensor) -> Tensor:
     return images.float() / 255.0
 
 
-def _two(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> list[tuple[Tensor, Tensor]]:
+def _paired(digits: Digits, partners: Partners, augment: Augmentation, generator: Generator) -> list[tuple[Tensor, Tensor]]:
     """The pictures and their partners, both augmented, each with its labels."""
     others = partners.of_another_class(digits.labels, generator)
     return [(augment(scaled(each.images), generator), each.labels) for each in (digits, others)]
 
 
-def _pair(images: Tensor, both: list[Tensor], labels: list[Tensor]) -> Batch:
+def _pair_batch(images: Tensor, both: list[Tensor], labels: list[Tensor]) -> Batch:
     return Batch(images, torch.stack(labels, dim=1), torch.stack(both, dim=1))

@@ -35,7 +35,7 @@ class Pictures:
 
 def read(folder: Path) -> tuple[tuple[str, ...], Pictures, Pictures]:
     """Return the classes, the training pictures and the test pictures."""
-    classes = tuple(sorted({_name(path) for path in _visible(folder / PARTS[0]) if path.is_dir()}))
+    classes = tuple(sorted({_class_name(path) for path in _visible(folder / PARTS[0]) if path.is_dir()}))
     if len(classes) < 2:
         raise DataError(f"{folder / PARTS[0]}: expected a subfolder for each of at least two classes, found {len(classes)}")
     train, test = (_part(folder / part, classes) for part in PARTS)
@@ -50,18 +50,18 @@ def _colourless(pictures: Pictures) -> bool:
 
 def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
     """Read train/ or test/ in an order that is always the same and mixes classes: the last pictures are held out."""
-    files = [(path, classes.index(_name(path.parent))) for path in _files(folder, classes)]
+    files = [(path, classes.index(_class_name(path.parent))) for path in _files(folder, classes)]
     if not files:
         raise DataError(f"{folder}: holds no pictures; expected them in a subfolder for each class")
-    order = _mixed([label for _, label in files])
-    images, faults, wanted = [], [], None
+    order = _mixed_order([label for _, label in files])
+    images, faults, expected = [], [], None
     for place in tqdm(order, desc=f"{folder.name}/", unit="img", leave=False):
         path = files[place][0]
         try:
             image = _picture(path)
-            wanted = wanted or (image.mode, image.size)
-            if (image.mode, image.size) != wanted:
-                raise DataError(f"{path}: expected {_told(*wanted)} as others are, found {_told(image.mode, image.size)}")
+            expected = expected or (image.mode, image.size)
+            if (image.mode, image.size) != expected:
+                raise DataError(f"{path}: expected {_kind_of(*expected)} as others are, found {_kind_of(image.mode, image.size)}")
             images.append(np.asarray(image))
         except DataError as error:
             faults.append(str(error))
@@ -73,31 +73,31 @@ def _part(folder: Path, classes: tuple[str, ...]) -> Pictures:
     return Pictures(planes, np.array([files[place][1] for place in order], np.int64))
 
 
-def _mixed(labels: list[int]) -> list[int]:
+def _mixed_order(labels: list[int]) -> list[int]:
     """Indices in a random order over which every class is spread evenly, with one picture of each at the very end.
 
     So each class has its share of the pictures that are held out, however few, and of the others.
     """
     shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0)).tolist()
-    many, seen, share = Counter(labels), Counter[int](), {}
+    totals, seen, share = Counter(labels), Counter[int](), {}
     for place in shuffled:
         seen[labels[place]] += 1
-        share[place] = seen[labels[place]] / many[labels[place]]
+        share[place] = seen[labels[place]] / totals[labels[place]]
     return sorted(shuffled, key=share.__getitem__)
 
 
 def _files(folder: Path, classes: tuple[str, ...]) -> list[Path]:
-    found = []
+    files = []
     for path in _visible(folder):
         if not path.is_dir():
             raise DataError(f"{path}: expected a subfolder for each class, found a file; move it away")
-        if _name(path) not in classes:
+        if _class_name(path) not in classes:
             raise DataError(f"{path}: no training picture is of this class; {PARTS[0]}/ has {', '.join(classes)}")
-        found += _visible(path)
-    return found
+        files += _visible(path)
+    return files
 
 
-def _name(folder: Path) -> str:
+def _class_name(folder: Path) -> str:
     """The folder's name in NFC, as typed: archives made on a Mac separate an accent from its letter, which looks the same."""
     return unicodedata.normalize("NFC", folder.name)
 
@@ -126,7 +126,7 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _told(mode: str, size: tuple[int, int]) -> str:
+def _kind_of(mode: str, size: tuple[int, int]) -> str:
     width, height = size
     return kind(1 if mode == "L" else 3, height, width)
 

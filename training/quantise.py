@@ -26,10 +26,10 @@ from service.bundle import IMAGES
 QUANTISED = ("Conv", "Gemm", "Relu")  # a Relu costs nothing: the range of the convolution before it starts at zero instead
 NEARLY_ALL = 0.9  # share of the weights of all layers
 BATCH = 50
-USUAL = 99.999  # percentile of absolute values that the int8 range covers: up to the very largest it would be too coarse
+PERCENTILE = 99.999  # of absolute values, that the int8 range covers: up to the very largest it would be too coarse
 
 
-class _Digits(CalibrationDataReader):  # type: ignore[misc]
+class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc]
     """Calibration pictures, read in ranges of one batch: each histogram is made from all activations of a range at once."""
 
     def __init__(self, images: Tensor) -> None:
@@ -60,7 +60,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
             quantize_static(
                 source,
                 target,
-                _Digits(calibration),
+                _CalibrationReader(calibration),
                 quant_format=QuantFormat.QDQ,
                 op_types_to_quantize=list(QUANTISED),
                 nodes_to_exclude=_kept_float(encoder, capsules),
@@ -69,7 +69,7 @@ def int8(encoder: onnx.ModelProto, calibration: Tensor, capsules: bool) -> onnx.
                 weight_type=QuantType.QInt8,
                 calibrate_method=CalibrationMethod.Percentile,
                 extra_options={
-                    "CalibPercentile": USUAL,
+                    "CalibPercentile": PERCENTILE,
                     "CalibTensorRangeSymmetric": True,  # uses absolute values; else as much is cut off below as above
                     "CalibStridedMinMax": 1,  # batches per range, for histograms too
                 },
@@ -94,8 +94,8 @@ def _kept_float(encoder: onnx.ModelProto, capsules: bool) -> list[str]:
     rectified = {node.input[0] for node in encoder.graph.node if node.op_type == "Relu"}
     total = sum(weights.get(node.input[1], 0) for node in layers)
     first = [node for node in layers if node.input[0] == IMAGES.name]
-    ends = [node for node in layers if node.output[0] not in rectified and not capsules]
-    return [node.name for node in (*first, *ends) if weights.get(node.input[1], 0) < NEARLY_ALL * total]
+    last = [node for node in layers if node.output[0] not in rectified and not capsules]
+    return [node.name for node in (*first, *last) if weights.get(node.input[1], 0) < NEARLY_ALL * total]
 
 
 def _quiet(record: logging.LogRecord) -> bool:

@@ -36,22 +36,22 @@ def lengths(capsules: Tensor) -> Tensor:
 
 def dynamic(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:
     """Sabour et al. 2017, Procedure 1: agreement with the squashed capsules accumulates in the logits."""
-    seen = votes.detach()
-    sums, logits = _uniform(seen if iterations > 1 else votes, voices), None
+    detached = votes.detach()
+    sums, logits = _uniform(detached if iterations > 1 else votes, voices), None
     for step in range(1, iterations):
-        agreement = _agreement(seen, squash(sums), voices)
+        agreement = _agreement(detached, squash(sums), voices)
         logits = agreement if logits is None else logits + agreement
-        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
+        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else detached, voices)
     return squash(sums)
 
 
 def agreement(votes: Tensor, iterations: int, squash: Squash, voices: Tensor | None = None) -> Tensor:
     """Su 2018: logits are the agreement with the last sums' direction, replaced at each step; squash comes once, at the end."""
-    seen = votes.detach()
-    sums = _uniform(seen if iterations > 1 else votes, voices)
+    detached = votes.detach()
+    sums = _uniform(detached if iterations > 1 else votes, voices)
     for step in range(1, iterations):
-        logits = _agreement(seen, sums / lengths(sums).unsqueeze(-1), voices)
-        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else seen, voices)
+        logits = _agreement(detached, sums / lengths(sums).unsqueeze(-1), voices)
+        sums = _weighted(_couplings(logits), votes if step == iterations - 1 else detached, voices)
     return squash(sums)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from service.bundle import CAPSULES, CLASSES, DECODER, ENCODER, IMAGES, LENGTHS, POSES, RECONSTRUCTIONS, check_signature
 from service.manifest import Manifest
-from training.evaluate import in_parts
+from training.evaluate import encoded_in_parts
 from training.networks import Encoding
 
 
@@ -24,7 +24,7 @@ class OnnxModel:
             check_signature(spec, manifest, session.get_inputs(), session.get_outputs(), self.paths[spec])
 
     def classify(self, images: Tensor) -> Encoding:
-        return in_parts(self._classify, images)
+        return encoded_in_parts(self._classify, images)
 
     def _classify(self, images: Tensor) -> Encoding:
         outputs = self.encoder.run([LENGTHS.name, CAPSULES.name], {IMAGES.name: images.numpy()})

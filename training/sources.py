@@ -27,11 +27,11 @@ class Source:
 
     classes: tuple[str, ...]
     mirrors: tuple[str, ...] = ()
-    unpacked: tuple[str, ...] = ()
-    packed: tuple[str, ...] = ()  # md5 of the publisher's .gz files, for a set whose unpacked sums are not published
+    unpacked_sums: tuple[str, ...] = ()
+    packed_sums: tuple[str, ...] = ()  # md5 of the publisher's .gz files, for a set whose unpacked sums are not published
 
-    def expected(self, name: str, packed: bool) -> str | None:
-        sums = self.packed if packed else self.unpacked
+    def expected_sum(self, name: str, packed: bool) -> str | None:
+        sums = self.packed_sums if packed else self.unpacked_sums
         return sums[FILES.index(name)] if sums else None
 
 
@@ -43,7 +43,7 @@ SOURCES: dict[str, Source] = {
             "https://ossci-datasets.s3.amazonaws.com/mnist/",
             "https://storage.googleapis.com/cvdf-datasets/mnist/",
         ),
-        unpacked=(
+        unpacked_sums=(
             "6bbc9ace898e44ae57da46a324031adb",
             "a25bea736e30d166cdddb491f175f624",
             "2646ac647ad5339dbf082846283269ea",
@@ -53,7 +53,7 @@ SOURCES: dict[str, Source] = {
     "fashion": Source(
         ("T-shirt/top", "Trouser", "Pullover", "Dress", "Coat", "Sandal", "Shirt", "Sneaker", "Bag", "Ankle boot"),
         mirrors=("http://fashion-mnist.s3-website.eu-central-1.amazonaws.com/",),
-        unpacked=(
+        unpacked_sums=(
             "f4a8712d7a061bf5bd6d2ca38dc4d50a",
             "9018921c3c673c538a1fc5bad174d6f9",
             "8181f5470baa50b63fa0f6fddb340f0a",
@@ -63,7 +63,7 @@ SOURCES: dict[str, Source] = {
     "kmnist": Source(
         ("o", "ki", "su", "tsu", "na", "ha", "ma", "ya", "re", "wo"),
         mirrors=("http://codh.rois.ac.jp/kmnist/dataset/kmnist/",),
-        packed=(
+        packed_sums=(
             "bdb82020997e1d708af4cf47b453dcf7",
             "e144d726b3acfaa3e44228e80efcd344",
             "5c965bf0a639b31b8f53240b1b52f4d7",
@@ -77,21 +77,21 @@ SOURCES: dict[str, Source] = {
 def find(dataset: str, folder: Path | None) -> Path:
     """Return the folder that holds the data: the one asked for, $CAPSERVE_DATA, or a cache that is filled here."""
     if folder is not None:
-        return _held(folder, dataset)
+        return _data_folder(folder, dataset)
     if shared := os.environ.get("CAPSERVE_DATA"):
         if not Path(shared).is_dir():
             raise DataError(
                 f"CAPSERVE_DATA={shared}: expected a folder, found none; correct it, or unset it to download the data"
             )
         if dataset == "folder":
-            return _held(Path(shared), dataset)
-        held = _holding(Path(shared), dataset)
-        if held and (held.name == dataset or not of_another(held, dataset)):
-            return held
+            return _data_folder(Path(shared), dataset)
+        idx_folder = _idx_folder(Path(shared), dataset)
+        if idx_folder and (idx_folder.name == dataset or not holds_another_set(idx_folder, dataset)):
+            return idx_folder
     if dataset == "folder":
         raise DataError("data set 'folder' needs a folder: pass --data DIR")
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "capserve" / dataset
-    return _holding(cache, dataset) or download(SOURCES[dataset], cache)
+    return _idx_folder(cache, dataset) or download(SOURCES[dataset], cache)
 
 
 def download(source: Source, folder: Path) -> Path:
@@ -120,15 +120,15 @@ def download(source: Source, folder: Path) -> Path:
 
 def check(unpacked: bytes, packed: bytes | None, name: str, source: Source, origin: str) -> None:
     """Check the md5 of a known set's file: of the unpacked bytes if that is known, else of the .gz."""
-    if source.packed and packed is None:
+    if source.packed_sums and packed is None:
         raise DataError(f"{origin}: only the published .gz of this data set can be checked; expected {name}.gz")
     for content, is_packed in ((unpacked, False), (packed, True)):
-        expected = source.expected(name, is_packed)
+        expected = source.expected_sum(name, is_packed)
         if content is None or expected is None:
             continue
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != expected:
-            owner = next((each for each, other in SOURCES.items() if found in other.unpacked + other.packed), None)
+            owner = next((each for each, other in SOURCES.items() if found in other.unpacked_sums + other.packed_sums), None)
             raise DataError(
                 f"{origin}: expected md5 {expected}, found {found}; the file is "
                 + (
@@ -159,7 +159,7 @@ def _fetch(url: str) -> bytes:
     return b"".join(chunks)
 
 
-def _holding(folder: Path, dataset: str) -> Path | None:
+def _idx_folder(folder: Path, dataset: str) -> Path | None:
     """The subfolder named after the data set, or the folder itself, whichever holds all four files."""
     for candidate in (folder / dataset, folder):
         if all(file_of(candidate, name) for name in FILES):
@@ -171,20 +171,20 @@ def holds_pictures(folder: Path) -> bool:
     return all((folder / part).is_dir() for part in PARTS) and not any(file_of(folder, name) for name in FILES)
 
 
-def _held(folder: Path, dataset: str) -> Path:
-    found = _holding(folder, dataset)
-    if found is None and holds_pictures(folder):
+def _data_folder(folder: Path, dataset: str) -> Path:
+    idx_folder = _idx_folder(folder, dataset)
+    if idx_folder is None and holds_pictures(folder):
         return folder
-    if found is None:
+    if idx_folder is None:
         missing = [name for name in FILES if not file_of(folder, name)]
         raise DataError(
             f"{folder}: no {', '.join(missing)} (plain or .gz); expected the four idx files there, "
             f"or pictures: {PARTS[0]}/ and {PARTS[1]}/ with a subfolder for each class"
         )
-    return found
+    return idx_folder
 
 
-def of_another(folder: Path, dataset: str) -> bool:
+def holds_another_set(folder: Path, dataset: str) -> bool:
     """Whether the files are those of another known set, since all sets use the same file names."""
     path = file_of(folder, FILES[3])
     assert path is not None, "the folder holds all four"
@@ -192,7 +192,7 @@ def of_another(folder: Path, dataset: str) -> bool:
     contents = [content, unpack(content, path)] if path.suffix == ".gz" else [content]
     sums = {hashlib.md5(each, usedforsecurity=False).hexdigest() for each in contents}
     others = [source for name, source in SOURCES.items() if name != dataset]
-    return any(sums & {*source.unpacked, *source.packed} for source in others)
+    return any(sums & {*source.unpacked_sums, *source.packed_sums} for source in others)
 
 
 def file_of(folder: Path, name: str) -> Path | None:

@@ -28,9 +28,9 @@ def convolve(images: Tensor, kernels: Tensor, stride: int) -> Tensor:
     spectra = (reads @ pictures.flatten(1)).unflatten(1, (batch, -1))  # (points, batch, in * s * s)
     filters = (weighs @ weights.flatten(1)).unflatten(1, (out, -1))  # (points, out, in * s * s)
     products: Tensor = _Products.apply(spectra, filters)  # type: ignore[no-untyped-call]
-    found = writes @ products.flatten(1)  # (m * m, batch * out)
-    side = math.isqrt(len(found))
-    return found.view(side, side, batch, out)[:places, :places].permute(2, 3, 0, 1)
+    output = writes @ products.flatten(1)  # (m * m, batch * out)
+    side = math.isqrt(len(output))
+    return output.view(side, side, batch, out)[:places, :places].permute(2, 3, 0, 1)
 
 
 def phases(tensor: Tensor, stride: int) -> Tensor:

@@ -27,14 +27,14 @@ class Statistics:
     prototypes: tuple[tuple[float, ...], ...]
 
 
-def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Statistics:
+def usual_statistics(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> Statistics:
     winners, margins, errors, labels, poses = (
-        torch.cat(part) for part in zip(*(_seen(model, batch) for batch in batches), strict=True)
+        torch.cat(part) for part in zip(*(_measured(model, batch) for batch in batches), strict=True)
     )
     by_class, prototypes = {}, []
     for index, name in enumerate(classes):
-        shown = (labels == index).any(dim=1)
-        by_class[name] = _percentiles(errors[shown], HIGH)
+        of_class = (labels == index).any(dim=1)
+        by_class[name] = _percentiles(errors[of_class], HIGH)
         prototypes.append(tuple(_rounded(poses[labels == index].mean(dim=0).tolist())))
     return Statistics(
         Thresholds(
@@ -51,7 +51,7 @@ def usual(model: Model, batches: Iterable[Batch], classes: tuple[str, ...]) -> S
     )
 
 
-def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
+def _measured(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     """Per picture: shortest present capsule, its lead over the longest absent one, drawing error; labels, poses."""
     encoding, count = model.classify(batch.images), batch.labels.shape[1]
     ranked = encoding.lengths.sort(dim=1, descending=True).values
@@ -61,8 +61,8 @@ def _seen(model: Model, batch: Batch) -> tuple[Tensor, ...]:
     return shortest, lead, errors, batch.labels, poses_of(encoding.capsules, batch.labels)
 
 
-def _percentiles(values: Tensor, which: tuple[float, ...]) -> dict[str, float]:
-    return {f"{percentile:g}": _rounded([_quantile(values, percentile / 100)])[0] for percentile in which}
+def _percentiles(values: Tensor, percentiles: tuple[float, ...]) -> dict[str, float]:
+    return {f"{percentile:g}": _rounded([_quantile(values, percentile / 100)])[0] for percentile in percentiles}
 
 
 def _quantile(values: Tensor, part: float) -> float:
@@ -71,16 +71,16 @@ def _quantile(values: Tensor, part: float) -> float:
     It then goes by the ranks that other pictures would take among those seen. Beyond the furthest, it assumes that the share of
     pictures still further off falls exponentially, at the rate at which it falls from the median to the furthest.
     """
-    seen = len(values)
-    if seen >= FEW:
+    count = len(values)
+    if count >= FEW:
         return float(torch.quantile(values, part))
     if part < 0.5:
         return max(0.0, -_quantile(-values, 1 - part))  # no length is below 0
-    rank = part * (seen + 1) - 1
-    if rank <= seen - 1 or seen == 1:
-        return float(torch.quantile(values, rank / max(1, seen - 1)))
+    rank = part * (count + 1) - 1
+    if rank <= count - 1 or count == 1:
+        return float(torch.quantile(values, rank / max(1, count - 1)))
     median, furthest = float(values.quantile(0.5)), float(values.max())
-    return median + (furthest - median) * math.log(0.5 / (1 - part)) / math.log(0.5 * (seen + 1))
+    return median + (furthest - median) * math.log(0.5 / (1 - part)) / math.log(0.5 * (count + 1))
 
 
 def _histogram(values: Tensor, low: float, high: float) -> Shares:

@@ -15,7 +15,7 @@ from service.manifest import MANIFEST
 from training import checkpoint, graphs
 from training.checkpoint import Checkpoint
 from training.config import Config
-from training.data import ITS_OWN, DataSet, load
+from training.data import DATA_HINT, DataSet, load
 from training.errors import CheckpointError, DataError, TrainingError
 from training.evaluate import Evaluation, Model, TorchModel, evaluate, fixed_batches
 from training.export import write_graphs
@@ -39,10 +39,10 @@ class Subject:
 
     def data(self, folder: Path | None, its_own: bool = False) -> DataSet:
         """Load pictures to measure it on: its own or, from a `folder` and without `its_own`, any of the same classes and size."""
-        found = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
+        data = matching_data(self.config, self.classes, folder, any_files=folder is not None and not its_own)
         if its_own:
-            found.expect(self.digest)
-        return found
+            data.expect(self.digest)
+        return data
 
     def evaluations(self, data: DataSet) -> Iterator[tuple[str, Evaluation]]:
         """Evaluate each model on the test pictures."""
@@ -52,25 +52,25 @@ class Subject:
 
 def matching_data(config: Config, classes: tuple[str, ...], folder: Path | None, any_files: bool = False) -> DataSet:
     """Load the data set that a network was trained on or, with `any_files`, one of the same classes and picture size."""
-    found = load(config.training.dataset, folder, any_files)
-    if found.classes != classes:
+    data = load(config.training.dataset, folder, any_files)
+    if data.classes != classes:
         raise DataError(
-            f"{found.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(found.classes)}; {ITS_OWN}"
+            f"{data.folder}: expected pictures of the classes {', '.join(classes)}, found {', '.join(data.classes)}; {DATA_HINT}"
         )
-    expected, actual = config.network.image_shape, fitted(config, found).network.image_shape
+    expected, actual = config.network.image_shape, fitted(config, data).network.image_shape
     if expected != actual:
-        raise DataError(f"{found.folder}: expected pictures that make inputs of {expected}, found {actual}; {ITS_OWN}")
-    return found
+        raise DataError(f"{data.folder}: expected pictures that make inputs of {expected}, found {actual}; {DATA_HINT}")
+    return data
 
 
 @contextmanager
 def opened(path: Path) -> Iterator[Subject]:
     """Open a run on torch and, exported to a temporary folder, on ONNX Runtime; or a bundle on ONNX Runtime, in each variant."""
     if (path / MANIFEST).exists():
-        yield _bundle(path)
+        yield _bundle_subject(path)
     elif (path / checkpoint.FILE).exists():
         with tempfile.TemporaryDirectory() as aside:
-            yield _run(path, Path(aside))
+            yield _run_subject(path, Path(aside))
     else:
         raise CheckpointError(f"{path}: neither a run ({checkpoint.FILE}) nor a bundle ({MANIFEST}) is there")
 
@@ -84,54 +84,54 @@ def seeds_of_one_bundle(subjects: Sequence[Subject]) -> Bundle:
     if len(set(seeds)) < len(seeds):
         raise TrainingError(f"expected runs of different seeds, found the seeds {', '.join(map(str, seeds))}")
     for run in runs:
-        parted = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
+        differences = [each for each in first.config.differences(run.config) if not each.startswith("training.seed:")]
         if first.digest not in (None, run.digest):
-            parted.append("other training pictures")
-        if parted:
-            raise TrainingError(f"expected runs that differ from the bundle only in their seed, found {'; '.join(parted)}")
+            differences.append("other training pictures")
+        if differences:
+            raise TrainingError(f"expected runs that differ from the bundle only in their seed, found {'; '.join(differences)}")
     for subject in subjects if runs else ():
-        done, asked = len(subject.history), subject.config.training.all_epochs
-        if done < asked:
+        done, planned = len(subject.history), subject.config.training.all_epochs
+        if done < planned:
             raise TrainingError(
-                f"expected seed {subject.config.training.seed} after {asked} epochs, found {done}: finish it first"
+                f"expected seed {subject.config.training.seed} after {planned} epochs, found {done}: finish it first"
             )
     return first.bundle
 
 
-def _bundle(path: Path) -> Subject:
-    read = bundle.read(path)
-    manifest = read.manifest
+def _bundle_subject(path: Path) -> Subject:
+    model_bundle = bundle.read(path)
+    manifest = model_bundle.manifest
     return Subject(
         config=Config.from_dict(manifest.config),
         classes=manifest.classes,
         history=manifest.training.history,
-        open_models=partial(_bundled, read),
-        bundle=read,
+        open_models=partial(_bundle_models, model_bundle),
+        bundle=model_bundle,
         digest=manifest.training.data,
     )
 
 
-def _bundled(read: Bundle) -> dict[str, Model]:
+def _bundle_models(model_bundle: Bundle) -> dict[str, Model]:
     models: dict[str, Model] = {}
-    for variant in read.manifest.variants:
-        models[variant] = model = OnnxModel(read.encoder(variant), read.decoder)
-        model.check(read.manifest)
+    for variant in model_bundle.manifest.variants:
+        models[variant] = model = OnnxModel(model_bundle.encoder(variant), model_bundle.decoder)
+        model.check(model_bundle.manifest)
     return models
 
 
-def _run(path: Path, aside: Path) -> Subject:
+def _run_subject(path: Path, aside: Path) -> Subject:
     state = checkpoint.load(path)
     return Subject(
         config=state.config,
         classes=state.classes,
         history=state.history,
-        open_models=partial(_trained, state, aside),
+        open_models=partial(_run_models, state, aside),
         bundle=None,
         digest=state.digest,
     )
 
 
-def _trained(state: Checkpoint, aside: Path) -> dict[str, Model]:
+def _run_models(state: Checkpoint, aside: Path) -> dict[str, Model]:
     network = state.restored()
     models: dict[str, Model] = {"torch": TorchModel(network)}
     models.update(write_graphs(graphs.storable(network), state.config.network, aside, calibration=None).items())

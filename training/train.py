@@ -39,7 +39,7 @@ from training.schedules import SCHEDULES
 
 PURPOSES = ("order", "dropout", "augment")  # of random numbers
 SUMS = ("loss", "errors", "seen")  # over the pictures of the current epoch so far
-THEN = ", then "  # joins the names of machines, and of versions, that a run was on
+SEPARATOR = ", then "  # joins the names of machines, and of versions, that a run was on
 REPORT_EVERY = 20  # steps between looks at the loss, each of which, on a GPU, waits for it
 
 
@@ -90,27 +90,27 @@ def train(config: Config, data: DataSet, out: Path, place: Place, resume: bool =
     if place.leads:
         recipe = ", ".join(f"{name} {value}" for name, value in asdict(config.training).items() if name != "precision")
         print(f"{config.preset} in {start.precision}: {recipe}")
-        learned, held_out = len(run.learn), len(run.validation)
+        learned, held_out = len(run.training), len(run.validation)
         print(f"{len(data.classes)} classes: {learned:,} pictures to learn from, {held_out:,} held out to choose by")
         if held_out > learned:
             print("more pictures are held out than there are to learn from: hold out fewer, with --validation")
     if place.leads and data.dark_on_light:
         print(f"the pictures in {data.folder} look dark on light: training fills borders with 0, so store 255 - x")
-    if run.ended and place.leads:
+    if run.finished and place.leads:
         print(f"{out} is already at epoch {config.training.all_epochs} of {config.training.all_epochs}: evaluate or export it")
         _write_history(start.history, out)  # a kill right after the last checkpoint leaves a row out
     else:
-        start.hardware = _noted(start.hardware, hardware(place.device, place.world))
-        start.software = _noted(start.software, software())
-    with checkpoints.held(out) if place.leads else nullcontext(), _signals(run):
-        run.to_the_end()
-    if run.stopping and not run.ended:
+        start.hardware = _appended(start.hardware, hardware(place.device, place.world))
+        start.software = _appended(start.software, software())
+    with checkpoints.locked(out) if place.leads else nullcontext(), _stop_on_signals(run):
+        run.train_to_end()
+    if run.stopping and not run.finished:
         raise StoppedError(f"stopped at step {start.step}; continue with the same command and --resume")
     return start
 
 
-def _noted(before: str, here: str) -> str:
-    return before if here in before.split(THEN) else THEN.join(filter(None, (before, here)))
+def _appended(before: str, here: str) -> str:
+    return before if here in before.split(SEPARATOR) else SEPARATOR.join(filter(None, (before, here)))
 
 
 class Run:
@@ -119,42 +119,42 @@ class Run:
     def __init__(self, start: Checkpoint, data: DataSet, out: Path, place: Place) -> None:
         settings = start.config.training
         self.checkpoint, self.settings, self.out, self.place = start, settings, out, place
-        learn, self.validation = data.split(settings.validation)
-        self.learn = learn.to(place.device)
-        self.partners = Partners(self.learn)
+        training, self.validation = data.split(settings.validation)
+        self.training = training.to(place.device)
+        self.partners = Partners(self.training)
         self.augment = chosen("augmentation", settings.augment, AUGMENTATIONS)
         self.arrange = arrangement(settings.pairs).arrange
-        self.steps_per_epoch = math.ceil(len(self.learn) / settings.batch_size)
+        self.steps_per_epoch = math.ceil(len(self.training) / settings.batch_size)
         start.precision = start.precision or precision(settings.precision, place.device)  # the same wherever the run resumes
         self.learner = Learner(start, place)
-        self.asked = False  # this process has been asked to stop
+        self.stop_requested = False  # this process has been asked to stop
         self.stopping = False  # all processes have agreed to stop
 
     @property
-    def ended(self) -> bool:
+    def finished(self) -> bool:
         return self.checkpoint.step >= self.settings.all_epochs * self.steps_per_epoch
 
-    def to_the_end(self) -> None:
+    def train_to_end(self) -> None:
         state = self.checkpoint
-        while not (self.ended or self.stopping):
+        while not (self.finished or self.stopping):
             began, seconds = time.perf_counter(), state.seconds
-            self._epoch()
+            self._train_epoch()
             state.seconds = seconds + time.perf_counter() - began
-            closed = state.step % self.steps_per_epoch == 0
-            if closed:
+            epoch_complete = state.step % self.steps_per_epoch == 0
+            if epoch_complete:
                 self._close_epoch()
             if self.place.leads:
                 self._save()
-                if closed:
-                    self._show(state.history[-1])
+                if epoch_complete:
+                    self._show_in_tensorboard(state.history[-1])
         self.place.wait()
 
-    def _epoch(self) -> None:
+    def _train_epoch(self) -> None:
         """Train the rest of the current epoch: all of it, or what a stop left."""
         state, size = self.checkpoint, self.settings.batch_size
         epoch, done = divmod(state.step, self.steps_per_epoch)
         generator = torch.Generator().manual_seed(_seed(self.settings, "order", epoch))
-        order = torch.randperm(len(self.learn), generator=generator).to(self.place.device)
+        order = torch.randperm(len(self.training), generator=generator).to(self.place.device)
         before = [state.running.get(key, 0.0) if self.place.leads else 0.0 for key in SUMS]
         sums = torch.tensor(before, device=self.place.device)
         self.learner.network.train()
@@ -167,16 +167,16 @@ class Run:
                 sums += self._step(picked)
                 state.step += 1
                 bar.update(len(picked))
-                looks = number % REPORT_EVERY == 0
-                if looks:
+                reports = number % REPORT_EVERY == 0
+                if reports:
                     loss, errors, seen = self.place.total(sums)
-                    self._check(loss)
+                    self._check_loss(loss)
                     bar.set_postfix(loss=f"{loss / seen:.4f}", accuracy=f"{100 - 100 * errors / seen:.2f}%")
-                if (looks or self.place.world == 1) and self.place.any(self.asked):
+                if (reports or self.place.world == 1) and self.place.any(self.stop_requested):
                     self.stopping = True
                     break
         state.running = dict(zip(SUMS, self.place.total(sums), strict=True))
-        self._check(state.running["loss"])
+        self._check_loss(state.running["loss"])
 
     def _step(self, picked: Tensor) -> Tensor:
         """Update the weights with this process's share of a batch; returns the share's (summed loss, errors, pictures)."""
@@ -192,7 +192,7 @@ class Run:
         settings, step, place = self.settings, self.checkpoint.step, self.place
         torch.manual_seed(_seed(settings, "dropout", step, place.rank))
         generator = torch.Generator(place.device).manual_seed(_seed(settings, "augment", step, place.rank))
-        batch = self.arrange(self.learn[picked], self.partners, self.augment, generator)
+        batch = self.arrange(self.training[picked], self.partners, self.augment, generator)
         return batch._replace(images=batch.images.contiguous(memory_format=torch.channels_last))
 
     def _close_epoch(self) -> None:
@@ -217,10 +217,10 @@ class Run:
         tqdm.write(
             f"epoch {row['epoch']}/{self.settings.all_epochs}  loss {row['loss']:.4f}  "
             f"training error {row['training_error']:.2f} %  validation error {row['validation_error']:.2f} %  "
-            f"{len(self.learn) / seconds:.0f} images/s"
+            f"{len(self.training) / seconds:.0f} images/s"
         )
 
-    def _show(self, row: dict[str, float]) -> None:
+    def _show_in_tensorboard(self, row: dict[str, float]) -> None:
         """Write the row for TensorBoard too; a resumed run's file replaces what an earlier one wrote past the checkpoint."""
         epoch = int(row["epoch"])
         try:
@@ -230,15 +230,15 @@ class Run:
         except OSError as error:  # such as a full disk; the checkpoint is written already, and holds this row too
             tqdm.write(f"epoch {epoch} is not shown in TensorBoard: {error}")
 
-    def _check(self, loss: float) -> None:
+    def _check_loss(self, loss: float) -> None:
         if not math.isfinite(loss):
-            self._diverged(f"the loss is {loss}")
+            self._raise_diverged(f"the loss is {loss}")
 
-    def _diverged(self, what: str) -> NoReturn:
-        kept = self.out / checkpoints.FILE
-        hint = f"the last good checkpoint is {kept}" if kept.exists() else "there is no checkpoint yet"
+    def _raise_diverged(self, reason: str) -> NoReturn:
+        last_good = self.out / checkpoints.FILE
+        hint = f"the last good checkpoint is {last_good}" if last_good.exists() else "there is no checkpoint yet"
         raise DivergedError(
-            f"{what} at step {self.checkpoint.step}; {hint}. Resuming would end the same: start anew in another --out with "
+            f"{reason} at step {self.checkpoint.step}; {hint}. Resuming would end the same: start anew in another --out with "
             "a lower --learning-rate"
             + (" or --transform-rate" if self.settings.transform_rate > 1 else "")
             + (" or --muon" if self.settings.muon else "")
@@ -247,8 +247,8 @@ class Run:
     def _save(self) -> None:
         """Save, but never replace a good checkpoint by weights that are not finite: no loss may have shown it yet."""
         state = self.checkpoint
-        if not self.learner.sound:
-            self._diverged("a weight is not finite")
+        if not self.learner.finite:
+            self._raise_diverged("a weight is not finite")
         self.learner.store(state)
         checkpoints.save(state, self.out)
         _write_history(state.history, self.out)
@@ -274,7 +274,7 @@ def _write_history(history: list[dict[str, float]], out: Path) -> None:
 
 
 @contextmanager
-def _signals(run: Run) -> Iterator[None]:
+def _stop_on_signals(run: Run) -> Iterator[None]:
     """SIGINT and SIGTERM end the run with a checkpoint after the current step; a second one ends it at once.
 
     Several processes end after the next step at which they look at the loss, so that all end together.
@@ -283,7 +283,7 @@ def _signals(run: Run) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
     def stop(number: int, frame: object) -> None:
-        run.asked = True
+        run.stop_requested = True
         signal.signal(number, before[signal.Signals(number)])
 
     for number in before:

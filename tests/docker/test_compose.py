@@ -238,7 +238,7 @@ def test_the_audit_fails_on_a_vulnerability_but_not_without_an_answer(shipped_sc
     known = {"name": "pillow", "version": "1", "vulns": []}
     unsafe = {"name": "pillow", "version": "1", "vulns": [{"id": "PYSEC-1", "fix_versions": ["2"]}]}
     unheard = {"name": "numpy", "skip_reason": "not found"}
-    assert shipped_script.judge([]) == shipped_script.judge([unheard]) == shipped_script.UNANSWERED
+    assert shipped_script.judge([]) == shipped_script.judge([unheard]) == shipped_script.SKIPPED
     assert shipped_script.judge([known, unheard]) == (0, "1 packages without a known vulnerability\nnot known there: numpy")
     assert shipped_script.judge([known, unsafe]) == (1, "pillow 1: PYSEC-1, mended in 2")
 

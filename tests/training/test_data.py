@@ -164,8 +164,8 @@ def test_an_altered_known_set_is_refused(copy: Path) -> None:
 
 
 def test_another_known_sets_files_are_named_and_a_subfolder_comes_first(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
-    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=("0",) * 4))
+    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked_sums=sums(copy)))
+    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked_sums=("0",) * 4))
     monkeypatch.setenv("CAPSERVE_DATA", str(copy))
     with pytest.raises(DataError, match="expected md5 0, found .*; the file is theirs's: pass --data DIR with the right ones"):
         load("ours", copy)
@@ -173,7 +173,7 @@ def test_another_known_sets_files_are_named_and_a_subfolder_comes_first(copy: Pa
     for name in FILES:
         shutil.copy(copy / f"{name}.gz", copy / "ours")
     drawn.write_idx(copy / f"{FILES[0]}.gz", np.zeros((1, 28, 28), np.uint8), IDX_IMAGES)
-    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked=sums(copy / "ours")))
+    monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), unpacked_sums=sums(copy / "ours")))
     assert len(load("ours").train) == 400
 
 
@@ -214,10 +214,10 @@ def test_a_known_set_is_downloaded_once_and_checked(
     monkeypatch.delenv("CAPSERVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     broken = "http://127.0.0.1:9/"  # nothing listens there: the next mirror serves
-    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(broken, mirror), unpacked=sums(folder)))
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(broken, mirror), unpacked_sums=sums(folder)))
     assert len(load("drawn").train) == 400
     assert "train-images-idx3-ubyte.gz" in capfd.readouterr().err  # the progress bar
-    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(), unpacked=sums(folder)))
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(), unpacked_sums=sums(folder)))
     assert len(load("drawn").train) == 400  # from the cache: there is no mirror any more
 
 
@@ -226,7 +226,7 @@ def test_a_download_with_another_checksum_is_not_kept(
 ) -> None:
     monkeypatch.delenv("CAPSERVE_DATA", raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(mirror,), unpacked=("0" * 32,) * 4))
+    monkeypatch.setitem(SOURCES, "drawn", Source(tuple("0123456789"), mirrors=(mirror,), unpacked_sums=("0" * 32,) * 4))
     with pytest.raises(DataError, match=r"could not download train-images-idx3-ubyte.gz .*expected md5 0000.*pass --data DIR"):
         load("drawn")
     assert not [path for path in tmp_path.rglob("*") if path.is_file()]
@@ -294,14 +294,14 @@ def test_another_sets_files_in_capserve_data_do_not_hide_the_cache(
     monkeypatch.setenv("CAPSERVE_DATA", str(copy))
     monkeypatch.setenv("XDG_CACHE_HOME", str(cache))
     for held in (sums(copy), tuple(hashlib.md5((copy / f"{name}.gz").read_bytes()).hexdigest() for name in FILES)):
-        monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=held))
+        monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked_sums=held))
         monkeypatch.setitem(SOURCES, "ours", Source(tuple("0123456789"), mirrors=(mirror,)))
         assert reader.find("ours", None) == cache / "capserve" / "ours"
     assert reader.find("folder", None) == copy
 
 
 def test_folder_accepts_a_known_sets_files_but_another_set_does_not(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked=sums(copy)))
+    monkeypatch.setitem(SOURCES, "theirs", Source(tuple("0123456789"), unpacked_sums=sums(copy)))
     assert load("folder", copy, any_files=True).digest == load("folder", copy).digest
     with pytest.raises(DataError, match="found another known data set"):
         load("mnist", copy, any_files=True)
@@ -359,11 +359,11 @@ def test_a_failing_mirror_is_skipped_and_present_files_are_not_fetched(tmp_path:
 
     monkeypatch.setattr(sources, "_fetch", fetch)
     unpacked = (hashlib.md5(b"x").hexdigest(),) * 4
-    sources.download(Source((), mirrors=("first/", "second/"), unpacked=unpacked), tmp_path)
+    sources.download(Source((), mirrors=("first/", "second/"), unpacked_sums=unpacked), tmp_path)
     assert len(asked) == 8
     asked.clear()
     (tmp_path / f"{FILES[0]}.gz").unlink()
-    sources.download(Source((), mirrors=("second/",), unpacked=unpacked), tmp_path)
+    sources.download(Source((), mirrors=("second/",), unpacked_sums=unpacked), tmp_path)
     assert asked == [f"second/{FILES[0]}.gz"]
 
 

@@ -14,7 +14,7 @@ from training.errors import SettingError
 
 FAULTS = """
 import resource, torch
-from training.devices import keep_memory
+from training.devices import keep_freed_memory
 {first}
 picture = torch.ones(4096, 4096)  # 64 MiB
 for steps in (16, 4):  # the first find their places
@@ -33,15 +33,15 @@ def test_freed_tensors_are_used_again_without_new_pages() -> None:
         code = FAULTS.format(first=first)
         return int(subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout)
 
-    assert faults("keep_memory()") <= faults("") / 4
+    assert faults("keep_freed_memory()") <= faults("") / 4
 
 
 def test_running_out_of_memory_suggests_a_smaller_batch() -> None:
     with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size") as told:
-        with devices.enough_memory(128):
+        with devices.explain_lack_of_memory(128):
             torch.empty(1 << 60, dtype=torch.uint8)
     assert "\n" not in str(told.value)
-    with pytest.raises(RuntimeError, match="something else"), devices.enough_memory(128):
+    with pytest.raises(RuntimeError, match="something else"), devices.explain_lack_of_memory(128):
         raise RuntimeError("something else")
 
 
@@ -75,7 +75,7 @@ def test_hardware_names_the_number_of_cores_used(
 
 def test_running_out_of_gpu_memory_suggests_a_smaller_batch() -> None:
     with pytest.raises(SettingError, match="a batch of 128 does not fit into memory: lower --batch-size"):
-        with devices.enough_memory(128):
+        with devices.explain_lack_of_memory(128):
             raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.\nSee the documentation")
 
 

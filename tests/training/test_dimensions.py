@@ -8,7 +8,7 @@ from torch import Tensor
 
 from service.manifest import REACH
 from training.config import PRESETS, CapsuleNet, Decoder
-from training.dimensions import NOTICEABLE, Poses, _named, aligned, dimensions, plainest, poses_of_objects, rotations
+from training.dimensions import NOTICEABLE, Poses, _dimension, aligned, clearest_pose, dimensions, poses_of_objects, rotations
 from training.evaluate import TorchModel
 from training.morphology import MEASURES, measured
 from training.networks import Encoding, Network
@@ -150,22 +150,22 @@ def test_an_effect_too_small_to_see_gives_no_name() -> None:
     assert "slant" in {each.name for each in dimensions(model, Poses(alike.poses + 0.1 * found.poses, alike.labels))}
 
 
-def test_the_plainest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
+def test_the_clearest_pose_shows_best_what_its_dimensions_are_named_for() -> None:
     """The more a bar leans, the more its other measures change when it leans further."""
     model, found = bars()
     model.right, model.lean = torch.eye(6)[2], -torch.eye(6)[4]
     named = dimensions(model, found)
     leaning = found.poses.clone()
     leaning[:, 4] = torch.arange(200).sub(73).abs() / 100
-    assert plainest(model, Poses(leaning, found.labels), named) == 73
+    assert clearest_pose(model, Poses(leaning, found.labels), named) == 73
 
 
 def test_a_dimension_with_opposite_effects_has_no_name() -> None:
     effect = torch.zeros(100, len(MEASURES))
     effect[:, 0] = 3.0
-    assert _named(effect).name == "stroke thickness"
+    assert _dimension(effect).name == "stroke thickness"
     effect[::2, 0], effect[1::2, 0] = 10.0, -4.0
-    assert _named(effect).name == ""
+    assert _dimension(effect).name == ""
 
 
 def test_strength_is_measured_over_the_whole_reach() -> None:

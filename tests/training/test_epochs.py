@@ -87,8 +87,8 @@ def test_the_divergence_error_names_every_rate_in_use() -> None:
     settings = SimpleNamespace(transform_rate=2, muon=0.02)
     run: Any = SimpleNamespace(out=Path("/none"), checkpoint=SimpleNamespace(step=1), settings=settings)
     with pytest.raises(DivergedError, match="--learning-rate or --transform-rate or --muon"):
-        train.Run._diverged(run, "x")
+        train.Run._raise_diverged(run, "x")
 
 
 def test_a_machine_is_recorded_even_if_another_name_ends_with_its_own() -> None:
-    assert train._noted("a CPU, 16 cores", "CPU, 16 cores") == f"a CPU, 16 cores{train.THEN}CPU, 16 cores"
+    assert train._appended("a CPU, 16 cores", "CPU, 16 cores") == f"a CPU, 16 cores{train.SEPARATOR}CPU, 16 cores"

@@ -33,7 +33,7 @@ from training.export import (
     _write_example,
     calibration_pictures,
     export,
-    meaning,
+    measured_dimensions,
     measurement,
     parity,
     write_graphs,
@@ -41,7 +41,7 @@ from training.export import (
 from training.networks import Encoding, Network
 from training.routing import ROUTINGS
 from training.runtime import OnnxModel
-from training.statistics import Statistics, usual
+from training.statistics import Statistics, usual_statistics
 
 
 def test_a_bundle_is_read_back_replayed_and_measured(finished: Checkpoint, shapes: bundle.Bundle, said: list[str]) -> None:
@@ -106,7 +106,7 @@ def test_int8_holds_quantised_convolutions_and_float_routing(shapes: bundle.Bund
 def test_the_capsule_layer_becomes_int8_only_if_rounding_is_small(
     rounded: float, float_layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.export.ROUNDED", rounded)
+    monkeypatch.setattr("training.export.ROUNDING_LIMIT", rounded)
     network = replace(TINY, stem=(*TINY.stem, Conv(16, kernel=3)), primary=replace(TINY.primary, kernel=3), iterations=1)
     made = graphs.storable(untrained(network).restored())
     said: list[str] = []
@@ -194,7 +194,7 @@ def test_a_pose_may_have_more_values_than_a_picture_has_pixels() -> None:
 def test_exporting_an_unfinished_run_warns_also_if_it_learned_little(
     misread: int, told: bool, finished: Checkpoint, data: DataSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("training.export.MISREAD", misread)
+    monkeypatch.setattr("training.export.HIGH_ERROR", misread)
     said: list[str] = []
     half = replace(finished, history=finished.history[:1])
     assert export(half, data, tmp_path / "shapes", quantised=False, say=said.append).manifest.training.epochs == 1
@@ -291,8 +291,8 @@ def test_every_encoder_is_measured_and_statistics_are_of_the_first(finished: Che
     expected = (evaluate(model, fixed_batches(validation, "none"), 10) for model in (right, wrong))
     assert found.errors["fp32"] != found.errors["int8"]
     assert [*found.errors.values()] == [measurement(each) for each in expected]
-    assert found.usual == usual(right, fixed_batches(validation, "none"), data.classes)
-    assert found.dimensions == meaning(right, validation, settings)
+    assert found.statistics == usual_statistics(right, fixed_batches(validation, "none"), data.classes)
+    assert found.dimensions == measured_dimensions(right, validation, settings)
     wrong.classify = lambda images: Encoding(torch.full((len(images), 10), torch.nan), torch.zeros(len(images), 10, 6))  # type: ignore[method-assign]
     with pytest.raises(ExportError, match="int8 gives no finite numbers for 60 of 60 validation pictures"):
         _measure({"fp32": right, "int8": wrong}, validation, settings, data.classes, 0.0)  # type: ignore[dict-item]

@@ -48,7 +48,7 @@ def test_class_names_are_normalised_to_unicode_nfc(pictures: Path) -> None:
 @pytest.mark.parametrize("counts", [[3] * 26, [200, 20], [2, 7, 31]], ids=str)
 def test_mixing_puts_every_class_into_both_parts_of_a_split(counts: list[int]) -> None:
     labels = [label for label, count in enumerate(counts) for _ in range(count)]
-    mixed = [labels[place] for place in training_pictures._mixed(labels)]
+    mixed = [labels[place] for place in training_pictures._mixed_order(labels)]
     assert sorted(mixed) == labels
     for held_out in range(len(counts), len(labels) // 2):
         assert set(mixed[-held_out:]) == set(mixed[:-held_out]) == set(labels), held_out

@@ -373,7 +373,7 @@ def test_resuming_with_other_class_names_is_rejected(finished: Path, data: DataS
 
 
 def test_two_runs_cannot_train_into_one_folder(data: DataSet, tmp_path: Path) -> None:
-    with checkpoint.held(tmp_path), pytest.raises(CheckpointError, match="another process trains into"):
+    with checkpoint.locked(tmp_path), pytest.raises(CheckpointError, match="another process trains into"):
         train(config(epochs=1), data, tmp_path, CPU)
     assert not (tmp_path / checkpoint.FILE).exists()
 

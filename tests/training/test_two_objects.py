@@ -7,7 +7,7 @@ from torch import Tensor
 from training.evaluate import draw, evaluate
 from training.networks import Encoding
 from training.pairs import Batch
-from training.statistics import usual
+from training.statistics import usual_statistics
 
 CLASSES = ("a", "b", "c")
 
@@ -32,7 +32,7 @@ def batch(labels: list[list[int]], grey: float) -> Batch:
 
 def test_statistics_of_pairs_cover_both_objects() -> None:
     model = Greys([[0.9, 0.7, 0.2], [0.9, 0.7, 0.2]])
-    found = usual(model, [batch([[0, 1], [1, 2]], grey=0.75)], CLASSES)
+    found = usual_statistics(model, [batch([[0, 1], [1, 2]], grey=0.75)], CLASSES)
     assert found.thresholds.presence == pytest.approx(0.7)  # the shorter of the two
     assert found.thresholds.lengths["50"] == pytest.approx(0.7)
     assert found.thresholds.margins["50"] == pytest.approx(0.5)  # ahead of the longest that is absent
@@ -43,7 +43,7 @@ def test_statistics_of_pairs_cover_both_objects() -> None:
 
 
 def test_the_error_histogram_reaches_beyond_the_largest_error() -> None:
-    found = usual(Greys([[0.9, 0.7, 0.2]]), [batch([[0, 1]], 0.25), batch([[1, 2]], 0.35)], CLASSES)
+    found = usual_statistics(Greys([[0.9, 0.7, 0.2]]), [batch([[0, 1]], 0.25), batch([[1, 2]], 0.35)], CLASSES)
     assert found.references.reconstruction_error.edges[-1] == pytest.approx(1.25 * 0.25)
 
 

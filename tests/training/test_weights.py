@@ -21,11 +21,11 @@ from training import subjects
 from training.config import PRESETS, Config
 from training.data import load
 from training.dimensions import effects, poses_of_objects
-from training.evaluate import Evaluation, evaluate, fixed_batches, in_parts
-from training.export import meaning, measurement
+from training.evaluate import Evaluation, encoded_in_parts, evaluate, fixed_batches
+from training.export import measured_dimensions, measurement
 from training.morphology import MEASURES
 from training.networks import Encoding
-from training.statistics import usual
+from training.statistics import usual_statistics
 
 INT8_LOSES = 0.02  # percentage points at most
 REFUSED = 0.02  # share of real pictures taken for no digit, at most
@@ -40,7 +40,7 @@ class Served:
     verdicts: list[Verdict] = field(default_factory=list)  # on all that was classified
 
     def classify(self, images: Tensor) -> Encoding:
-        return in_parts(lambda some: Encoding(*map(torch.from_numpy, self._judged(some.numpy()))), images)
+        return encoded_in_parts(lambda some: Encoding(*map(torch.from_numpy, self._judged(some.numpy()))), images)
 
     def _judged(self, images: Array) -> tuple[Array, Array]:
         lengths, capsules = self.network.classify(images)
@@ -109,7 +109,7 @@ def test_the_statistics_of_a_shipped_bundle_are_reproducible(name: str, mnist_fo
     with subjects.opened(accuracy.MODELS / name) as subject:
         settings = subject.config.training
         _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
-        found = usual(subject.models["fp32"], fixed_batches(validation, settings.pairs), subject.classes)
+        found = usual_statistics(subject.models["fp32"], fixed_batches(validation, settings.pairs), subject.classes)
         assert subject.bundle is not None
         manifest = subject.bundle.manifest
     for claimed, measured in ((manifest.thresholds, found.thresholds), (manifest.references, found.references)):
@@ -130,7 +130,7 @@ def test_the_default_models_dimensions_do_what_its_manifest_says(mnist_folder: P
     with subjects.opened(accuracy.MODELS / "compact") as subject:
         settings = subject.config.training
         _, validation = subject.data(mnist_folder, its_own=True).split(settings.validation)
-        found = meaning(subject.models["fp32"], validation, settings)
+        found = measured_dimensions(subject.models["fp32"], validation, settings)
         assert subject.bundle is not None
         for claimed, measured in zip(subject.bundle.manifest.dimensions, found, strict=True):
             assert (claimed.name, claimed.strength) == (measured.name, pytest.approx(measured.strength, abs=0.05))
