@@ -138,7 +138,7 @@ class Metrics:
         registry.register(self.references)
         self._stages = {stage: self.stage_seconds.labels(stage) for stage in get_args(Stage)}
         self._route = cache(lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route)))
-        self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER]
+        self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER_VARIABLE]
         self.began: Gauge | None = None
         if self._files is None:
             ProcessCollector(registry=registry)

@@ -62,7 +62,7 @@ def app(scale: Scale) -> Any:
         there = fitted(Settings(**given), scale)
         logs.configure(there.log_format, there.log_level)
         allocator.return_large_blocks()
-        interpreter.take_short_turns()
+        interpreter.shorten_switch_interval()
         made = create_app(there, siblings=Replicas())
         made.add_middleware(named_by_ray)
         made.add_middleware(in_http_alone)

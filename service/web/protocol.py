@@ -61,7 +61,7 @@ class Protocol(HttpToolsProtocol):
         self._expect_head()
 
     @property
-    def begins(self) -> bool:
+    def expects_request(self) -> bool:
         """Whether a request is on its way: part of its head is here, or the connection is so new that none may have arrived."""
         return not self._refused and (self._in_head or self.cycle is None)
 

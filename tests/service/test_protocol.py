@@ -464,11 +464,11 @@ def test_an_idle_connection_is_not_closed_under_the_next_request(
     """The head of the next request had begun when the answer before it was sent."""
 
     def hasty(app: FastAPI, settings: Settings) -> uvicorn.Config:
-        config = uvicorns.configured(app, settings)
+        config = uvicorns.uvicorn_config(app, settings)
         config.timeout_keep_alive = 0.5  # type: ignore[assignment]
         return config
 
-    monkeypatch.setattr(conftest, "configured", hasty)
+    monkeypatch.setattr(conftest, "uvicorn_config", hasty)
     with conftest.serving(conftest.settings(), nets) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=10) as connection:
             connection.sendall(PREDICT + PREDICT[:20])
