@@ -42,11 +42,11 @@ LIMITS = {
     "service/web/bodies.py": [f"at {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY`"],
     "service/web/multipart.py": [
         f"{multipart.LONG_HEAD * multipart.MOST_PARTS:,} bytes of them",
-        f"{WORDS[multipart.READ]} a part are looked at",
+        f"{WORDS[multipart.MOST_READ]} a part are looked at",
     ],
     "service/web/protocol.py": [
         f"{protocol.MOST_HEAD >> 10} KB, in {protocol.MOST_HEADERS} headers",
-        f"{WORDS[protocol.AHEAD]} wait for their turn, or what {protocol.PIECE >> 10} KB more hold",
+        f"{WORDS[protocol.MOST_QUEUED]} wait for their turn, or what {protocol.PIECE >> 10} KB more hold",
     ],
     "docker/nginx/nginx.conf": [
         f"{PAUSE} seconds pass between two parts, and an address have {LARGE} large bodies and {int(MANY):,} requests"

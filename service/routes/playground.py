@@ -101,6 +101,6 @@ def _prefix(request: Request) -> str:
 
 def _sent(request: Request, file: File) -> Response:
     told = {"ETag": file.etag, **HEADERS}
-    if headers.knows(request.headers.getlist("if-none-match"), file.etag):
+    if headers.matches(request.headers.getlist("if-none-match"), file.etag):
         return Response(status_code=304, headers=told)
     return Response(file.content, headers=told, media_type=file.media_type)

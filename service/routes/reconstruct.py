@@ -146,9 +146,9 @@ async def _unless_known(
     lasts = f"max-age={FRESH}" if asked & {"pose", "from"} and "as_label" not in asked and not named else "no-cache"
     who = "public" if state.of(request).settings.api_key is None else "private"
     known = {"ETag": etag, "Cache-Control": f"{who}, {lasts}", "Vary": "Accept"}
-    if headers.knows(request.headers.getlist("if-none-match"), etag):
+    if headers.matches(request.headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers=known)
-    with departure.heeded(request):
+    with departure.cancel_on_disconnect(request):
         response = await draw()
     response.headers.update(known)
     return response
