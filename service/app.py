@@ -50,7 +50,7 @@ def create_app(settings: Settings, nets: Mapping[str, CapsNet] | None = None, si
     decoders = max(1, min(settings.threads or cpus.available(), DECODERS) // settings.workers)
     crew = Crew(decoders, settings.max_queue, settings.max_wait, settings.deadline)
     bodies = max(1, LARGEST_BODIES // settings.workers) * settings.max_body
-    if warning := memory.too_little(settings, decoders * settings.workers, bodies * settings.workers):
+    if warning := memory.shortage(settings, decoders * settings.workers, bodies * settings.workers):
         logger.warning(warning)
     app = FastAPI(
         title="capserve",

@@ -222,7 +222,7 @@ class Catalogue:
         for served in fresh.values():
             self._metrics.describe(served.net)
             served.measure()
-        interpreter.settle()
+        interpreter.collect_and_freeze()
         return changes
 
     async def _prepare_all(self, fresh: Mapping[str, Served]) -> None:
@@ -252,7 +252,7 @@ class Catalogue:
         for served in self:
             if error := await self._prepare(served):  # then not ready, and probed from now on
                 served.record_failure(error)
-        interpreter.settle()
+        interpreter.collect_and_freeze()
         self.warm = True
         logger.info("ready: %s", ", ".join(f"{served.manifest.name} ({served.net.variant})" for served in self))
 

@@ -44,7 +44,7 @@ def serve(settings: Settings) -> int:
 def _serve_in_this_process(settings: Settings) -> int:
     """Serves in this process."""
     with listening.bind(settings.host, settings.port) as listener:
-        claim = listening.claim(*listening.numbers(listener.getsockname()))  # until it listens
+        claim = listening.claim(*listening.numeric_address(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
         return _serve_on(settings, listener, beat=claim.close)
 
@@ -71,7 +71,7 @@ def _serve_on(settings: Settings, listener: socket.socket, beat: Callable[[], No
     from service import catalogue  # imported here, so that --help and a supervisor do without onnxruntime
 
     allocator.return_large_blocks()
-    interpreter.take_short_turns()
+    interpreter.shorten_switch_interval()
     with ThreadPoolExecutor(1, "loading") as loader:
         loading = loader.submit(catalogue.load, settings)
         from service.process import server
@@ -193,8 +193,8 @@ def _configure_process(settings: Settings, at_once: bool) -> None:
     does so once it serves.
     """
     siblings.hold_hangups()
-    listening.take_all_files()
-    signal.signal(siblings.SPREAD, signal.SIG_IGN)  # a supervisor sets its own handler; others would be ended by it
+    listening.raise_file_limit()
+    signal.signal(siblings.RELOAD_ALL, signal.SIG_IGN)  # a supervisor sets its own handler; others would be ended by it
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: os._exit(0) if at_once else sys.exit(0))
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # blocked in a worker since its start

@@ -70,7 +70,7 @@ class Metrics:
         )
         self.rejections = counter(
             "rejections_total",
-            "Requests not answered as asked: full, late, crew, bodies, loop, gone, draining, warming, failed, replicas, or an error.",
+            "Requests not answered as asked: full, late, crew, bodies, loop, gone, draining, warming, failed, replicas, errors.",
             "reason",
         )
         self.body_bytes = gauge("body_bytes", "Bytes of requests' bodies in memory.", across="livesum")
@@ -140,7 +140,7 @@ class Metrics:
         self._route_metrics = cache(
             lambda route, status: (self.requests.labels(route, status), self.request_seconds.labels(route))
         )
-        self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER]
+        self._files = None if values.ValueClass is values.MutexValue else os.environ[tallies.FOLDER_VARIABLE]
         self.start_time: Gauge | None = None
         if self._files is None:
             ProcessCollector(registry=registry)

@@ -62,7 +62,7 @@ def app(scale: Scale) -> Any:
         replica_settings = fitted(Settings(**given), scale)
         logs.configure(replica_settings.log_format, replica_settings.log_level)
         allocator.return_large_blocks()
-        interpreter.take_short_turns()
+        interpreter.shorten_switch_interval()
         replica_app = create_app(replica_settings, siblings=Replicas())
         replica_app.add_middleware(without_request_id)
         replica_app.add_middleware(without_upgrades)

@@ -43,11 +43,11 @@ LIMITS = {
     "service/web/bodies.py": [f"at {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY`"],
     "service/web/multipart.py": [
         f"{multipart.LONG_HEAD * multipart.MOST_PARTS:,} bytes of them",
-        f"{WORDS[multipart.READ]} a part are looked at",
+        f"{WORDS[multipart.MOST_READ]} a part are looked at",
     ],
     "service/web/protocol.py": [
         f"{protocol.MOST_HEAD >> 10} KB, in {protocol.MOST_HEADERS} headers",
-        f"{WORDS[protocol.AHEAD]} wait for their turn, or what {protocol.PIECE >> 10} KB more hold",
+        f"{WORDS[protocol.MOST_QUEUED]} wait for their turn, or what {protocol.PIECE >> 10} KB more hold",
     ],
     "docker/nginx/nginx.conf": [
         f"{PAUSE} seconds pass between two parts, and an address have {LARGE} large bodies and {int(MANY):,} requests"
@@ -75,16 +75,16 @@ STATEMENTS = [
     ("README.md", f"at most one in {1 / verdict.UNSURE_SHARE:.0f} is so unlike the others as to be `unsure`, and one in"),
     ("README.md", f"and one in {1 / verdict.NOT_A_DIGIT_SHARE:.0f} `not_a_digit`"),
     ("docs/operations.md", f"event loop has not turned for {workers.STILL:.0f} seconds"),
-    ("docs/operations.md", f"pauses that grow to {workers.LATER:.0f} s"),
+    ("docs/operations.md", f"pauses that grow to {workers.LONGEST_PAUSE:.0f} s"),
     ("docs/operations.md", f"the {ORDINALS[workers.TRIES]} that dies ends the server"),
     ("docs/operations.md", f"up to {app.LARGEST_BODIES} times `CAPSERVE_MAX_BODY` together"),
     ("docs/operations.md", f"if they are more), {BODIES >> 20} MB"),
     ("docs/operations.md", f"at least {served.MOST_DRAWINGS:,} each"),
     ("docs/operations.md", f"beyond {refusals.RATE} a second"),
-    ("docs/operations.md", f"A process takes 175 to {memory.PROCESS >> 20} MB with the three shipped models"),
+    ("docs/operations.md", f"A process takes 175 to {memory.PROCESS_BYTES >> 20} MB with the three shipped models"),
     (
         "docs/operations.md",
-        f"takes up to {memory.PIXEL * Settings.model_fields['max_pixels'].default // 10**6} MB while it is decoded",
+        f"takes up to {memory.PIXEL_BYTES * Settings.model_fields['max_pixels'].default // 10**6} MB while it is decoded",
     ),
     ("docs/operations.md", f"after {WORDS[served.HOPELESS]} failures in a row"),
     ("docs/operations.md", f"{siblings.REPLACE_ME} a runtime that fails"),

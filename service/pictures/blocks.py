@@ -54,14 +54,14 @@ def _middles(sides: Sequence[tuple[Places, int]]) -> list[Places] | None:
         return None
     for many in range(longer // (narrowest + 1) + 1, longer // narrowest + 1):
         counts = [round(size * many / longer) for _, size in sides]
-        if all(_begin(edges, size / count) for (edges, size), count in zip(sides, counts, strict=True)):
+        if all(_all_begin_blocks(edges, size / count) for (edges, size), count in zip(sides, counts, strict=True)):
             return [
                 ((np.arange(count) + 0.5) * size / count).astype(np.intp) for (_, size), count in zip(sides, counts, strict=True)
             ]
     return None
 
 
-def _begin(edges: Places, block: float) -> bool:
+def _all_begin_blocks(edges: Places, block: float) -> bool:
     """Whether all edges begin a block, if each pixel shows the block that its middle lies in, or else its beginning."""
     after = edges - np.rint(edges / block) * block
     return bool((abs(after) <= 0.5).all() or ((after >= 0) & (after < 1)).all())

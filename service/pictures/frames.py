@@ -82,7 +82,7 @@ class _Blots(Blots):
         beside[[frame, *(each for each in frames if each != frame and self._outline(each).fills())]] = False
         if self.some(beside).height.max(initial=0) > BESIDE * framed.longest:
             return None
-        least = self._shortest(frame, plain=all(_plain(self.numbers == name) for name in framed.names))
+        least = self._shortest(frame, plain=all(_is_plain(self.numbers == name) for name in framed.names))
         return framed if least is not None and framed.longest > least * max(self.width[frame], self.height[frame]) else None
 
     def _alike(self) -> dict[int, Mask]:
@@ -146,7 +146,7 @@ class _Blots(Blots):
         if box.bottom - box.top > THIN * (box.right - box.left):
             return None
         across = slice(left, right + 1)
-        below = _apart(np.isin(self.numbers[:, across], rest.names), line[:, across])
+        below = _rows_between(np.isin(self.numbers[:, across], rest.names), line[:, across])
         apart = below > (0 if no_foot else AWAY * height)
         return rest if apart and rest.longest > SHORTEST * (box.right - box.left) else None
 
@@ -158,14 +158,14 @@ def _clear(side: Mask) -> Places:
     return np.where(side.any(axis=1), side.argmax(axis=1), -1)
 
 
-def _apart(written: Mask, line: Mask) -> int:
+def _rows_between(written: Mask, line: Mask) -> int:
     """How many rows lie between them in the column where they are nearest; negative if the line is above."""
     last = len(written) - 1 - written[::-1].argmax(axis=0)
     both = written.any(axis=0) & line.any(axis=0)
     return int((line.argmax(axis=0) - last)[both].min(initial=len(line))) - 1
 
 
-def _plain(blot: Mask) -> bool:
+def _is_plain(blot: Mask) -> bool:
     """Whether it is a dot, or a stroke that is not bent much."""
     met = crossings(blot), crossings(blot.T)
     if all(np.count_nonzero(each > 1) <= TWICE * np.count_nonzero(each) for each in met):

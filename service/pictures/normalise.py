@@ -69,11 +69,11 @@ def scaled(picture: Image.Image, channels: int, height: int, width: int) -> Arra
 
 def normalise(picture: Image.Image, height: int, width: int, objects: int) -> Array:
     """(H, W) in [0, 1]; black if there is nothing to see. `objects` is how many digits a picture may show."""
-    made = _untouched(picture, height, width, objects)
-    if made is None and (single := unblocked(picture)) is not picture:
-        picture, made = single, _untouched(single, height, width, objects)
-    if made is not None:
-        return made
+    untouched = _untouched(picture, height, width, objects)
+    if untouched is None and (single := unblocked(picture)) is not picture:
+        picture, untouched = single, _untouched(single, height, width, objects)
+    if untouched is not None:
+        return untouched
     return _framed(_mended(ink_of(picture, alone=objects == 1), objects, min(height, width) / FRAME[objects]), height, width)
 
 
@@ -117,17 +117,17 @@ def _mended(ink: Array, objects: int, scale: float) -> Array:
         return digit
     fine = _resized(np.pad(digit, 1), FINE * box / max(digit.shape))
     stroke = stroke_width(fine) / FINE
-    if stroke > BROAD and _blot(fine):
+    if stroke > BROAD and _is_spot(fine):
         return digit[:0, :0]
-    wanted = min(max(stroke, THINNEST), THICKEST[objects])
-    reach = round(abs(wanted - stroke) * FINE / 2)
+    target = min(max(stroke, THINNEST), THICKEST[objects])
+    reach = round(abs(target - stroke) * FINE / 2)
     if reach:
-        fine = _extremes(fine, reach, np.maximum if wanted > stroke else np.minimum)
+        fine = _extremes(fine, reach, np.maximum if target > stroke else np.minimum)
     fine = _cropped(fine)
     return _resized(fine, box * scale / max(fine.shape)) if fine.size else fine
 
 
-def _blot(ink: Array) -> bool:
+def _is_spot(ink: Array) -> bool:
     """Whether it is an oval that fades on all sides, like a lamp's reflection, or one that is full and nearly round: a dot."""
     places = np.nonzero(ink > 0.5)
     narrow, wide = np.sqrt(np.linalg.eigvalsh(np.cov(places)).clip(0))  # standard deviations along its axes

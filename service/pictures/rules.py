@@ -42,13 +42,13 @@ def unruled(departing: Departure) -> Departure:
     if not departing.written:
         return departing
     threshold = min(FAINT * departing.threshold, OFF * departing.strength)
-    line, taken = departing.line, None
+    line, others = departing.line, None
     for _ in range(2):  # those that go across, then those that go down
-        line, taken = _without(line, threshold, taken)
+        line, others = _without(line, threshold, others)
         line = line.T
-    if taken is None:
+    if others is None:
         return departing
-    line, _ = _without(line, threshold, taken)  # across once more: a single one, such as a margin, is a rule if there are others
+    line, _ = _without(line, threshold, others)  # across once more: a single one, such as a margin, is a rule if there are others
     return replace(departing, line=line, ruled=True)
 
 
@@ -63,23 +63,23 @@ class Weight(NamedTuple):
         return Weight(median_low([median(rule.wide) for rule in rules]), median_low([median(rule.dark) for rule in rules]))
 
 
-def _without(line: Array, threshold: float, taken: Weight | None) -> tuple[Array, Weight | None]:
+def _without(line: Array, threshold: float, others: Weight | None) -> tuple[Array, Weight | None]:
     """The picture without rules that go across, and their weight; it takes two, or one if others were taken before."""
-    mask, least = line > threshold, 1 if taken else 2
+    mask, least = line > threshold, 1 if others else 2
     if mask.shape[1] < 2 * EDGE or min(int(crossings(side.T).max()) for side in (mask[:, :EDGE], mask[:, -EDGE:])) < least:
-        return line, taken  # as in nearly all pictures
+        return line, others  # as in nearly all pictures
     runs = Runs.of(mask)
     found = [rule for path in _straight(mask) if (rule := Rule.along(path, line, runs)) is not None]
     if len(found) < least:
-        return line, taken
+        return line, others
     weight = Weight.of(found)
     rules = bare(found, weight, mask.shape[1])
     without = cleared(line, rules, threshold)
     rest = without > threshold
-    if taken:  # one like the others is a margin; a heavier one may be a stroke of a closely cropped digit
-        heavier = weight.wide >= taken.wide + HEAVIER or weight.dark >= DARKER * taken.dark
+    if others:  # one like the others is a margin; a heavier one may be a stroke of a closely cropped digit
+        heavier = weight.wide >= others.wide + HEAVIER or weight.dark >= DARKER * others.dark
         stroke = len(rules) == 1 and heavier and (_hangs_on(rules, rest) if rest.any() else rules[0].in_the_middle(len(rest)))
-        return (line if stroke else without), taken
+        return (line if stroke else without), others
     strokes = len(rules) <= STROKES and _are_strokes(rules, rest)
     return (line, None) if strokes else (without, weight)
 
@@ -161,8 +161,8 @@ def _straight(mask: Mask) -> Iterator[Places]:
     found, length = along(fan, counts), along(fan, lengths)
     share = np.where(length >= SEEN * width, found / np.maximum(length, 1), 0.0)  # (fan, h)
     strength, across = share.max(axis=0), np.linspace(-0.5, 0.5, width)
-    begins = np.flatnonzero(np.diff((strength >= COVERED).astype(np.int8), prepend=0, append=0))
-    for start, end in zip(begins[::2], begins[1::2], strict=True):
+    changes = np.flatnonzero(np.diff((strength >= COVERED).astype(np.int8), prepend=0, append=0))
+    for start, end in zip(changes[::2], changes[1::2], strict=True):
         best = start + int(strength[start:end].argmax())
         rise = fan[share[:, best] == strength[best]].mean()
         yield np.rint(best + rise * across).astype(np.intp)

@@ -83,13 +83,13 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     sizes[0] = 0
     largest = int(sizes.argmax())
     blot = blots == largest
-    if sizes[largest] < SMALLEST * mask.size or not _shaped(between(blot)):
+    if sizes[largest] < SMALLEST * mask.size or not _is_sheet_shaped(between(blot)):
         return None  # with its holes filled it is no more than what its rows span
     around = np.ones((blot.shape[0] + 2, blot.shape[1] + 2), bool)
     around[1:-1, 1:-1] = ~blot
     outside = components(around)
     whole: Mask = (outside != outside[0, 0])[1:-1, 1:-1]
-    if blot.sum() < BARE * whole.sum() or not _shaped(whole):
+    if blot.sum() < BARE * whole.sum() or not _is_sheet_shaped(whole):
         return None
     if whole.mean() < MOST and edge(whole).mean() > 1 - MOST and not _runs_out(whole, light):
         return None
@@ -103,7 +103,7 @@ def _enclosing(mask: Mask, light: Array) -> Mask | None:
     return whole if written < WRITTEN[1] else None
 
 
-def _shaped(blot: Mask) -> bool:
+def _is_sheet_shaped(blot: Mask) -> bool:
     """Whether it is a rectangle, or a disc that lies entirely inside the picture."""
     box = Rectangle.around(blot)
     return box.fills() or (box.fills_as_disc() and not edge(blot).any())

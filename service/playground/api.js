@@ -1,9 +1,9 @@
 /** What this page needs of the service's HTTP API. It does not touch the page: errors are thrown, as one of the three below. */
 
 const KEY = "capserve.key"; // in sessionStorage: for this tab, and there again if the browser reopens it
-const LIMIT = 20000; // milliseconds for an answer; by default the service gives up after half of that
+const ANSWER_LIMIT = 20000; // milliseconds for an answer; by default the service gives up after half of that
 const SLOWEST = 16; // bytes per millisecond on the slowest line: an upload takes its time before an answer can begin
-const GLANCE = 4000; // milliseconds for a check whether the service is back
+const CHECK_LIMIT = 4000; // milliseconds for a check whether the service is back
 
 /** The service refused; its sentence says what to do. */
 export class Refused extends Error {
@@ -25,18 +25,18 @@ export class Busy extends Error {
 export class Unreachable extends Error {}
 
 export class Api {
-  #told;
+  #report;
   #key = null;
 
-  /** `told({ command, note, milliseconds, stages })` is called for every picture that was asked for and answered,
-   *  `told({ command, note, status })` for one that was refused. */
-  constructor(told) {
-    this.#told = told;
+  /** `report({ command, note, milliseconds, stages })` is called for every picture that was asked for and answered,
+   *  `report({ command, note, status })` for one that was refused. */
+  constructor(report) {
+    this.#report = report;
   }
 
   set key(key) {
     this.#key = key;
-    stored((storage) => storage.setItem(KEY, key));
+    withStorage((storage) => storage.setItem(KEY, key));
   }
 
   async models(signal) {
@@ -51,44 +51,44 @@ export class Api {
   async predict(picture, model, signal) {
     const path = `predict?${new URLSearchParams({ model, input: true })}`;
     const headers = { "Content-Type": picture.blob.type || "application/octet-stream" };
-    const asked = this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
-    return this.#tell(asked, () => posted(address(path), picture, this.#known()), picture.note);
+    const answer = this.#ask(path, asJson, { method: "POST", headers, body: picture.blob, signal });
+    return this.#reported(answer, () => predictCommand(address(path), picture, this.#currentKey()), picture.note);
   }
 
   /** GET /reconstruct and the paths below it: a PNG as a blob. `quiet` requests are the page's own, not the user's. */
   async draw(path, parameters, { signal, quiet = false } = {}) {
     const query = `${path}?${new URLSearchParams(parameters)}`;
-    const asked = this.#ask(query, asPicture, { signal });
-    if (quiet) return (await asked).content;
-    return this.#tell(asked, () => `curl -s -o ${path.split("/").at(-1)}.png${keyed(this.#known())} '${address(query)}'`);
+    const answer = this.#ask(query, asPicture, { signal });
+    if (quiet) return (await answer).content;
+    return this.#reported(answer, () => `curl -s -o ${path.split("/").at(-1)}.png${keyHeader(this.#currentKey())} '${address(query)}'`);
   }
 
   /** Whether to ask again. Any answer of the service's own counts, since it is not ready while another model fails, and any refusal
    *  by a proxy that hides /readyz. */
   async ready() {
     try {
-      const response = await request("readyz", { cache: "no-store", signal: until(GLANCE) });
+      const response = await request("readyz", { cache: "no-store", signal: abortAfter(CHECK_LIMIT) });
       return response.status < 500 || "state" in (await response.json());
     } catch {
       return false;
     }
   }
 
-  #known() {
-    return this.#key ?? stored((storage) => storage.getItem(KEY));
+  #currentKey() {
+    return this.#key ?? withStorage((storage) => storage.getItem(KEY));
   }
 
-  /** `take(response)` reads the body, which may fail like everything else. */
-  async #ask(path, take, { method = "GET", headers = {}, body, signal } = {}) {
-    const key = this.#known();
+  /** `readBody(response)` reads the body, which may fail like everything else. */
+  async #ask(path, readBody, { method = "GET", headers = {}, body, signal } = {}) {
+    const key = this.#currentKey();
     if (key) headers = { ...headers, "X-API-Key": key };
-    const patience = until(LIMIT + (body?.size ?? 0) / SLOWEST, signal);
-    const asked = performance.now();
+    const patience = abortAfter(ANSWER_LIMIT + (body?.size ?? 0) / SLOWEST, signal);
+    const start = performance.now();
     let response, milliseconds, content;
     try {
       response = await request(path, { method, headers, body, signal: patience });
-      milliseconds = performance.now() - asked;
-      content = await (response.ok ? take : sentence)(response);
+      milliseconds = performance.now() - start;
+      content = await (response.ok ? readBody : detailOf)(response);
     } catch (error) {
       if (signal?.aborted) throw error;
       throw new Unreachable("the service does not answer");
@@ -101,15 +101,15 @@ export class Api {
     throw new Refused(response.status, content);
   }
 
-  /** Returns the content once `told` is called. The command is made only then: it may be as long as its picture, and nobody reads
+  /** Returns the content once `report` is called. The command is made only then: it may be as long as its picture, and nobody reads
    *  those of requests that were dropped. */
-  async #tell(asked, command, note = "") {
+  async #reported(answer, command, note = "") {
     try {
-      const { content, milliseconds, timing } = await asked;
-      this.#told({ command: await command(), note, milliseconds, stages: stages(timing) });
+      const { content, milliseconds, timing } = await answer;
+      this.#report({ command: await command(), note, milliseconds, stages: stages(timing) });
       return content;
     } catch (error) {
-      if (error instanceof Refused) this.#told({ command: await command(), note, status: error.status });
+      if (error instanceof Refused) this.#report({ command: await command(), note, status: error.status });
       throw error;
     }
   }
@@ -117,21 +117,21 @@ export class Api {
 
 /** fetch, with the credentials that a proxy's login left in the browser. The header says that a script asks: then no answer makes the
  *  browser ask for a password, which the page does itself. */
-function request(path, { headers, ...how }) {
-  return fetch(address(path), { ...how, headers: { ...headers, "X-Requested-With": "XMLHttpRequest" } });
+function request(path, { headers, ...options }) {
+  return fetch(address(path), { ...options, headers: { ...headers, "X-Requested-With": "XMLHttpRequest" } });
 }
 
 /** Does the work of AbortSignal.any and AbortSignal.timeout, which tablets in classrooms lack. */
-function until(milliseconds, signal) {
-  const both = new AbortController();
-  setTimeout(() => both.abort(), milliseconds);
-  if (signal?.aborted) both.abort();
-  signal?.addEventListener("abort", () => both.abort(), { once: true });
-  return both.signal;
+function abortAfter(milliseconds, signal) {
+  const controller = new AbortController();
+  setTimeout(() => controller.abort(), milliseconds);
+  if (signal?.aborted) controller.abort();
+  signal?.addEventListener("abort", () => controller.abort(), { once: true });
+  return controller.signal;
 }
 
 /** In a browser that is set to store nothing, mere access to its storage throws: then the key lasts as long as the page. */
-function stored(use) {
+function withStorage(use) {
   try {
     return use(sessionStorage);
   } catch {
@@ -154,13 +154,13 @@ function address(path) {
 }
 
 /** The `detail` of problem+json; a proxy on the way may have answered in another format. */
-async function sentence(response) {
+async function detailOf(response) {
   const large = response.status === 413 ? ": the picture is larger than a server in between takes" : "";
-  const otherwise = `the answer was ${response.status} ${response.statusText}`.trim() + large;
+  const fallback = `the answer was ${response.status} ${response.statusText}`.trim() + large;
   try {
-    return (await response.json()).detail ?? otherwise;
+    return (await response.json()).detail ?? fallback;
   } catch {
-    return otherwise;
+    return fallback;
   }
 }
 
@@ -169,13 +169,13 @@ function stages(header) {
   return Object.fromEntries([...header.matchAll(/([\w-]+);dur=([\d.]+)/g)].map(([, name, value]) => [name, Number(value)]));
 }
 
-const keyed = (key) => (key ? ' -H "X-API-Key: $CAPSERVE_API_KEY"' : "");
+const keyHeader = (key) => (key ? ' -H "X-API-Key: $CAPSERVE_API_KEY"' : "");
 
 /** The command names a file of the user's; a drawing exists only in this page, so the command contains it. */
-async function posted(url, picture, key) {
-  if (picture.name) return `curl -s${keyed(key)} -F ${quoted(`file=@"${picture.name.replace(/["\\]/g, "\\$&")}"`)} '${url}'`;
+async function predictCommand(url, picture, key) {
+  if (picture.name) return `curl -s${keyHeader(key)} -F ${quoted(`file=@"${picture.name.replace(/["\\]/g, "\\$&")}"`)} '${url}'`;
   const image = await base64(picture.blob);
-  return `curl -s${keyed(key)} '${url}' -H 'Content-Type: application/json' -d '{"image": "${image}"}'`;
+  return `curl -s${keyHeader(key)} '${url}' -H 'Content-Type: application/json' -d '{"image": "${image}"}'`;
 }
 
 const quoted = (text) => `'${text.replaceAll("'", String.raw`'\''`)}'`;

@@ -9,7 +9,7 @@ import { Drawing } from "./drawing.js";
 import { Examples } from "./examples.js";
 import { Latest } from "./latest.js";
 import { MorphPanel } from "./morph.js";
-import { read, shown } from "./pixels.js";
+import { loadImage, read } from "./pixels.js";
 import { PosePanel } from "./pose.js";
 import { SweepDialog } from "./sweep.js";
 import { acceptPictures } from "./upload.js";
@@ -18,7 +18,7 @@ const LIVE = 80; // milliseconds between two requests while the pen moves
 const LOOK = 15000; // milliseconds between two checks of what is served, if anything is
 
 const api = new Api(showCommand);
-const connection = new Connection(api, tell);
+const connection = new Connection(api, showState);
 const drawing = new Drawing(byId("drawing"));
 const answers = new AnswerView();
 const pose = new PosePanel((byHand) => drawPose(byHand));
@@ -27,19 +27,19 @@ const sweep = new SweepDialog();
 const examples = new Examples({
   draw: (parameters) => connection.persist(() => api.draw("reconstruct", parameters, { quiet: true })),
   place: (example, { manifest }) => drawing.place(example, manifest.max_objects > 1),
-  refuse: (error) => refuse("examples", error),
+  showRefusal: (error) => showRefusal("examples", error),
 });
 const work = { models: new Latest(), predict: new Latest(LIVE), pose: new Latest(), morph: new Latest(), sweep: new Latest() };
 
-let wanted = new URLSearchParams(location.search).get("model");
+let requestedModel = new URLSearchParams(location.search).get("model");
 let model = null; // as GET /models/{name} returns it
 let pictures = null; // what is believed of each object of the last answer
 let keyGiven = false; // a key was entered, and nothing has been answered with it yet
-let keeping = 0; // timer of the next try to keep the drawing
-let late = 0; // timer after which the answer to the previous drawing is cleared
-let awaited = false; // whether the page says that there is no answer yet
-let begun = true; // this is another digit than the last answer's, so its pose begins unmoved
-let gone = history.state?.file; // name of the picture on the slate when the page was left; it does not come back
+let keepTimer = 0; // timer of the next try to keep the drawing
+let lateTimer = 0; // timer after which the answer to the previous drawing is cleared
+let saysNoAnswer = false; // whether the page says that there is no answer yet
+let isNew = true; // this is another digit than the last answer's, so its pose begins unmoved
+let lostFile = history.state?.file; // name of the picture on the slate when the page was left; it does not come back
 
 // Asking
 
@@ -51,9 +51,9 @@ function start(kind, ask, show, options) {
       const answer = await connection.persist(() => ask(signal), signal);
       if (signal.aborted) return;
       show(answer);
-      forgive(kind);
+      hideRefusal(kind);
     } catch (error) {
-      if (!signal.aborted) refuse(kind, error);
+      if (!signal.aborted) showRefusal(kind, error);
     } finally {
       if (kind === "predict") byId("answer").setAttribute("aria-busy", work.predict.more);
     }
@@ -64,11 +64,11 @@ function start(kind, ask, show, options) {
 function askModels() {
   start("models", async (signal) => {
     const models = await api.models(signal);
-    const named = (wanted) => models.find(({ name }) => name === wanted);
-    const chosen = named(wanted) ?? named(model?.name) ?? models.find((each) => each.default) ?? models[0];
-    const missed = named(wanted) ? null : wanted;
-    return { models, missed, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
-  }, ({ models, missed, chosen }) => {
+    const byName = (sought) => models.find(({ name }) => name === sought);
+    const chosen = byName(requestedModel) ?? byName(model?.name) ?? models.find((each) => each.default) ?? models[0];
+    const missing = byName(requestedModel) ? null : requestedModel;
+    return { models, missing, chosen: same(chosen, model) ? model : await api.model(chosen.name, signal) };
+  }, ({ models, missing, chosen }) => {
     const options = [...byId("model").options].map(({ value }) => value);
     if (models.map(({ name }) => name).join() !== options.join()) { // otherwise an open list would close
       byId("model").replaceChildren(...models.map(({ name }) => element("option", { value: name }, name)));
@@ -79,21 +79,21 @@ function askModels() {
     keyGiven = false;
     if (chosen === model) byId("model").value = model.name;
     else setModel(chosen);
-    if (missed) forget(missed);
+    if (missing) forgetModel(missing);
   });
 }
 
 const same = (...models) => new Set(models.map((each) => JSON.stringify([each?.name, each?.version, each?.classes]))).size === 1;
 
 function chooseModel(name) {
-  wanted = name;
+  requestedModel = name;
   keep();
   askModels();
 }
 
 /** Stops asking for a model that is not served: once it is, it would replace the present one in the middle of the work. */
-function forget(name) {
-  wanted = null;
+function forgetModel(name) {
+  requestedModel = null;
   keep();
   remark(`There is no model ${name} here; ${model.name} answers.`);
 }
@@ -105,8 +105,8 @@ function setModel(chosen) {
   byId("refused").hidden = true;
   byId("model").value = model.name;
   byId("model").title = `${model.variant} on ${model.provider}, version ${model.version}`;
-  begun = true;
-  awaited = false;
+  isNew = true;
+  saysNoAnswer = false;
   answers.setModel(model);
   const [, height, width] = model.image_shape;
   drawing.aspect = width / height;
@@ -116,13 +116,13 @@ function setModel(chosen) {
   examples.show(model);
   predict({ now: true });
   if (replaced) remark(`${model.name} was replaced by a new version: sliders and kept digits are reset.`);
-  if (gone && drawing.empty) remark(`${gone} is not kept when you leave: choose it again.`);
-  gone = null;
+  if (lostFile && drawing.empty) remark(`${lostFile} is not kept when you leave: choose it again.`);
+  lostFile = null;
 }
 
 /** Drops requests whose answer nobody wants any more. */
 function drop(...kinds) {
-  if (kinds.includes("predict")) stopWaiting();
+  if (kinds.includes("predict")) stopLateTimer();
   for (const kind of kinds) work[kind].drop();
   byId("answer").setAttribute("aria-busy", false);
 }
@@ -130,44 +130,44 @@ function drop(...kinds) {
 function predict(options) {
   if (!model || drawing.empty) {
     drop("predict");
-    forgive("predict");
-    begun = true;
+    hideRefusal("predict");
+    isNew = true;
     if (!model) return;
-    unanswered();
+    clearAnswer();
     return;
   }
-  if (begun) late ||= setTimeout(() => (late = 0, begun && awaitAnswer()), PATIENCE);
+  if (isNew) lateTimer ||= setTimeout(() => (lateTimer = 0, isNew && showNoAnswer()), PATIENCE);
   start("predict", async (signal) => {
     const answer = await api.predict(await drawing.picture(), model.name, signal);
     return { answer, ...(await readPictures(answer)) };
   }, ({ answer, seen, believed }) => {
-    stopWaiting();
-    awaited = false;
-    answers.show(answer, seen, believed, begun);
+    stopLateTimer();
+    saysNoAnswer = false;
+    answers.show(answer, seen, believed, isNew);
     pictures = believed;
-    pose.setObjects(answer.objects, { begun });
+    pose.setObjects(answer.objects, { isNew });
     offerToMorph();
-    begun = false;
+    isNew = false;
   }, options);
 }
 
 /** Clears the answer and what could be turned: they belong to another drawing. */
-function unanswered(...told) {
-  awaited = false;
-  answers.clear(...told);
+function clearAnswer(...words) {
+  saysNoAnswer = false;
+  answers.clear(...words);
   morph.offer(null);
   pose.setObjects([]);
 }
 
-function stopWaiting() {
-  clearTimeout(late);
-  late = 0;
+function stopLateTimer() {
+  clearTimeout(lateTimer);
+  lateTimer = 0;
 }
 
-function awaitAnswer() {
-  if (awaited || byId("answer").getAttribute("aria-busy") !== "true") return;
-  unanswered("No answer yet", "It comes as soon as the service gives it.");
-  awaited = true;
+function showNoAnswer() {
+  if (saysNoAnswer || byId("answer").getAttribute("aria-busy") !== "true") return;
+  clearAnswer("No answer yet", "It comes as soon as the service gives it.");
+  saysNoAnswer = true;
 }
 
 function drawPose(byHand) {
@@ -178,31 +178,31 @@ function drawPose(byHand) {
 
 function drawMorph() {
   if (!model) return;
-  const [what, query] = [morph.describe(), [["model", model.name], ...morph.query]];
-  const ask = async (signal) => shown(await api.draw("reconstruct/morph", query, { signal }));
-  start("morph", ask, (picture) => morph.show(picture, what));
+  const [description, query] = [morph.describe(), [["model", model.name], ...morph.query]];
+  const ask = async (signal) => loadImage(await api.draw("reconstruct/morph", query, { signal }));
+  start("morph", ask, (picture) => morph.show(picture, description));
 }
 
 function drawSweep() {
   const [whose, names, query] = [pose.describe(), pose.names, [...pose.subject, ...sweep.query]];
   sweep.open(whose, names);
-  const ask = async (signal) => shown(await api.draw("reconstruct/sweep", query, { signal }));
+  const ask = async (signal) => loadImage(await api.draw("reconstruct/sweep", query, { signal }));
   start("sweep", ask, (picture) => sweep.show(picture, whose, names));
 }
 
 // Showing
 
 /** Writes on the empty slate what to draw, or the name of a file that cannot be shown. */
-const invite = () => say(byId("invitation"), drawing.hidden || invitation(model));
+const invite = () => say(byId("invitation"), drawing.hiddenFile || invitation(model));
 
 /** Keeps drawing and model in this entry of the tab's history, so that they survive a visit to the docs and a reload. This is done at
  * once, not when the page is left: then browsers accept no more, and a phone that needs memory drops a hidden page without notice. */
 function keep() {
-  clearTimeout(keeping);
+  clearTimeout(keepTimer);
   try {
-    history.replaceState({ drawing: drawing.kept, file: drawing.file }, "", wanted ? `?${new URLSearchParams({ model: wanted })}` : location.pathname);
+    history.replaceState({ drawing: drawing.kept, file: drawing.file }, "", requestedModel ? `?${new URLSearchParams({ model: requestedModel })}` : location.pathname);
   } catch { // Safari allows a hundred in half a minute
-    keeping = setTimeout(keep, 1000);
+    keepTimer = setTimeout(keep, 1000);
   }
 }
 
@@ -211,11 +211,11 @@ function offerToMorph() {
   morph.offer(index < 0 ? null : pose.object, pictures?.[index]);
 }
 
-let waiting = 0;
+let stateTimer = 0;
 
 /** Shows the service's state in the corner, unless it lasts only a moment. */
-function tell(state, sentence) {
-  clearTimeout(waiting);
+function showState(state, sentence) {
+  clearTimeout(stateTimer);
   const before = byId("state").dataset.state;
   if (state === "ready" && before === "unreachable") askModels(); // another service may have come back
   if (state === "ready" && !byId("unreachable").hidden) announce("The service is back.");
@@ -224,29 +224,29 @@ function tell(state, sentence) {
     say(byId("state"), state);
   };
   if (state === "asking") {
-    if (before === "ready") waiting = setTimeout(show, PATIENCE);
+    if (before === "ready") stateTimer = setTimeout(show, PATIENCE);
     return;
   }
   show();
   const away = state === "unreachable" || state === "busy";
-  if (away) awaitAnswer();
+  if (away) showNoAnswer();
   byId("unreachable").hidden = !away;
   if (state === "unreachable") say(byId("unreachable"), "The service does not answer. Your drawing is kept; this page continues when the service is back.");
   if (state === "busy") say(byId("unreachable"), `The service is busy: ${sentence}. Your drawing is kept, and sent again in a moment.`);
 }
 
-function refuse(kind, error) {
+function showRefusal(kind, error) {
   const fault = !(error instanceof Refused);
   if (fault) console.error(error);
   if (error.status === 401) {
-    if (kind === "predict") unanswered("No answer yet", "It comes once you enter the key.");
+    if (kind === "predict") clearAnswer("No answer yet", "It comes once you enter the key.");
     return askForKey();
   }
   if (kind !== "models") askModels(); // the model may have been replaced, and its poses or name refused because of that
   if (kind === "sweep") return sweep.fail(error.message);
   if (kind === "predict") {
     const whose = error.status < 500 ? "The service cannot use this picture." : "The picture may be fine; see what went wrong.";
-    unanswered("No answer", whose);
+    clearAnswer("No answer", whose);
   }
   notice(kind, fault ? `This page failed: ${error.message}. Reload it to continue.` : error.message);
 }
@@ -262,7 +262,7 @@ function notice(kind, sentence) {
   byId("refused").hidden = false;
 }
 
-function forgive(kind) {
+function hideRefusal(kind) {
   if (byId("refused").dataset.kind === kind) byId("refused").hidden = true;
 }
 
@@ -286,12 +286,12 @@ drawing.addEventListener("change", ({ detail }) => {
   forgetPicture();
   enable(byId("undo"), drawing.undoable, byId("file"));
   enable(byId("clear"), !drawing.empty, byId(drawing.undoable ? "undo" : "file"));
-  byId("invitation").hidden = !drawing.empty && !drawing.hidden;
+  byId("invitation").hidden = !drawing.empty && !drawing.hiddenFile;
   invite();
   byId("drawing").setAttribute("aria-label", `Your drawing: ${drawing.describe()}`);
-  begun ||= detail.begun;
-  if (detail.begun) drop("predict"); // otherwise its answer would be taken for this one's
-  forgive("remark");
+  isNew ||= detail.isNew;
+  if (detail.isNew) drop("predict"); // otherwise its answer would be taken for this one's
+  hideRefusal("remark");
   predict({ now: !detail.drawing });
   if (!detail.drawing) keep();
 });
@@ -337,7 +337,7 @@ const look = () => document.visibilityState === "visible" && askModels();
 setInterval(look, LOOK);
 document.addEventListener("visibilitychange", look);
 for (const event of ["online", "offline"]) window.addEventListener(event, look);
-window.addEventListener("unhandledrejection", ({ reason }) => refuse("page", reason));
+window.addEventListener("unhandledrejection", ({ reason }) => showRefusal("page", reason));
 
 askModels();
 

@@ -2,38 +2,38 @@
 
 import { Busy, Unreachable } from "./api.js";
 
-const FIRST = 500; // milliseconds between two tries, growing to
-const LAST = 4000;
+const FIRST_PAUSE = 500; // milliseconds between two tries, growing to
+const LAST_PAUSE = 4000;
 const LONGEST = 30; // most seconds before a busy service is asked again, whatever it says: somebody is waiting
 
 export class Connection {
   #api;
-  #tell;
+  #showState;
   #asking = 0;
-  #back = null;
+  #readyAgain = null;
 
-  /** `tell(state, sentence)`: ready, asking, busy or unreachable. */
-  constructor(api, tell) {
+  /** `showState(state, sentence)`: ready, asking, busy or unreachable. */
+  constructor(api, showState) {
     this.#api = api;
-    this.#tell = tell;
+    this.#showState = showState;
   }
 
   /** Returns the result of `work()`, repeated until there is one or nobody wants it any more. */
   async persist(work, signal) {
     this.#asking += 1;
-    this.#tell("asking");
+    this.#showState("asking");
     try {
-      for (let delay = FIRST; ; delay = grown(delay)) {
+      for (let delay = FIRST_PAUSE; ; delay = grown(delay)) {
         try {
           return await work();
         } catch (error) {
           if (error instanceof Busy) {
-            this.#tell("busy", error.message);
-            await wanted(pause(Math.min(LONGEST, error.seconds) * 1000), signal);
+            this.#showState("busy", error.message);
+            await whileWanted(pause(Math.min(LONGEST, error.seconds) * 1000), signal);
           } else if (error instanceof Unreachable) {
-            this.#tell("unreachable", error.message);
-            await wanted(pause(delay), signal); // the service may be ready and yet not answer this
-            await wanted((this.#back ??= this.#wait()), signal);
+            this.#showState("unreachable", error.message);
+            await whileWanted(pause(delay), signal); // the service may be ready and yet not answer this
+            await whileWanted((this.#readyAgain ??= this.#waitUntilReady()), signal);
           } else {
             throw error;
           }
@@ -42,20 +42,20 @@ export class Connection {
       }
     } finally {
       this.#asking -= 1;
-      if (!this.#asking) this.#tell("ready"); // it answered, even if it refused
+      if (!this.#asking) this.#showState("ready"); // it answered, even if it refused
     }
   }
 
   /** Waits until the service is ready; all callers share one wait. */
-  async #wait() {
-    for (let delay = FIRST; !(await this.#api.ready()); delay = grown(delay)) await pause(delay);
-    this.#back = null;
+  async #waitUntilReady() {
+    for (let delay = FIRST_PAUSE; !(await this.#api.ready()); delay = grown(delay)) await pause(delay);
+    this.#readyAgain = null;
   }
 }
 
-const grown = (delay) => Math.min(LAST, delay * 1.5);
+const grown = (delay) => Math.min(LAST_PAUSE, delay * 1.5);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /** Waits until `wait` is over, or nobody wants it any more. */
-const wanted = (wait, signal) =>
+const whileWanted = (wait, signal) =>
   Promise.race([wait, new Promise((resolve) => (signal?.aborted ? resolve() : signal?.addEventListener("abort", resolve)))]);

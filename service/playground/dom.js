@@ -6,13 +6,13 @@ export const byId = (id) => document.getElementById(id);
 
 /** element("li", { class: "bar" }, "text", child) */
 export function element(tag, attributes = {}, ...children) {
-  const made = document.createElement(tag);
+  const node = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
-    if (value === true) made.setAttribute(name, "");
-    else if (value !== false && value !== undefined) made.setAttribute(name, value);
+    if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== undefined) node.setAttribute(name, value);
   }
-  made.append(...children);
-  return made;
+  node.append(...children);
+  return node;
 }
 
 /** A canvas of its own; not an OffscreenCanvas, which tablets in classrooms lack. */
@@ -20,9 +20,9 @@ export function sheetOf(width, height) {
   return Object.assign(document.createElement("canvas"), { width, height });
 }
 
-/** The content of a canvas as a file; `how` is toBlob's `type` and perhaps `quality`. */
-export function blobOf(canvas, ...how) {
-  return new Promise((resolve) => canvas.toBlob(resolve, ...how));
+/** The content of a canvas as a file; `options` is toBlob's `type` and perhaps `quality`. */
+export function blobOf(canvas, ...options) {
+  return new Promise((resolve) => canvas.toBlob(resolve, ...options));
 }
 
 /** Enables or disables a button; if it has the focus when it is disabled, that goes to `heir` and is not lost. */

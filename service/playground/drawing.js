@@ -3,7 +3,7 @@
 import { blobOf, sheetOf } from "./dom.js";
 
 const INK = 0.085; // width of a stroke, as a fraction of the slate's shorter side
-const SENT = 224; // pixels of that side in the picture that is sent
+const SENT_SIDE = 224; // pixels of that side in the picture that is sent
 const SHIFT = 0.07; // fraction of that side by which two overlaid pictures are each moved apart
 const REMEMBERED = 100; // steps of undo
 const PHOTOGRAPHS = 5; // steps of those with pictures of the user's, which take megabytes each
@@ -15,12 +15,12 @@ export class Drawing extends EventTarget {
   #canvas;
   #aspect = 1; // width of the slate divided by its height
   #sheet = NOTHING; // replaced and never changed, so that undo can go back to it
-  #before = [];
+  #undoStack = [];
   #stroke = null; // the one that is being drawn
   #pointer = null;
-  #touched = false; // that stroke is a finger's, or a palm's
-  #began = 0; // when that stroke began
-  #penned = -Infinity; // when a pen was last seen
+  #byTouch = false; // that stroke is a finger's, or a palm's
+  #strokeStart = 0; // when that stroke began
+  #lastPen = -Infinity; // when a pen was last seen
 
   constructor(canvas) {
     super();
@@ -43,7 +43,7 @@ export class Drawing extends EventTarget {
   }
 
   get undoable() {
-    return this.#before.length > 0;
+    return this.#undoStack.length > 0;
   }
 
   /** The name of a file that is on the slate. */
@@ -52,7 +52,7 @@ export class Drawing extends EventTarget {
   }
 
   /** The name of a file that is on the slate but cannot be shown. */
-  get hidden() {
+  get hiddenFile() {
     return this.#foreign?.image ? "" : this.file;
   }
 
@@ -75,8 +75,8 @@ export class Drawing extends EventTarget {
   }
 
   undo() {
-    this.#letGo();
-    this.#show(this.#before.pop() ?? NOTHING);
+    this.#endStroke();
+    this.#show(this.#undoStack.pop() ?? NOTHING);
   }
 
   clear() {
@@ -100,7 +100,7 @@ export class Drawing extends EventTarget {
   /** The { blob, name, note } to send; the name is that of a file that the user has, or gets by doing what the note says. */
   async picture() {
     if (this.#foreign) return { blob: this.#foreign.blob, ...this.#foreign.file };
-    const [width, height] = [this.#aspect, 1 / this.#aspect].map((sides) => Math.round(SENT * Math.max(1, sides)));
+    const [width, height] = [this.#aspect, 1 / this.#aspect].map((sides) => Math.round(SENT_SIDE * Math.max(1, sides)));
     const sheet = sheetOf(width, height);
     render(sheet.getContext("2d"), "white", "black", this.#sheet);
     return { blob: await blobOf(sheet, "image/png") };
@@ -112,9 +112,9 @@ export class Drawing extends EventTarget {
 
   #begin(event) {
     const [touches, pens] = [event.pointerType === "touch", event.pointerType === "pen"];
-    if (touches && event.timeStamp - this.#penned < PALM) return;
-    if (pens) this.#penned = event.timeStamp;
-    if (this.#touched && (pens || this.#rests(event))) this.undo();
+    if (touches && event.timeStamp - this.#lastPen < PALM) return;
+    if (pens) this.#lastPen = event.timeStamp;
+    if (this.#byTouch && (pens || this.#rests(event))) this.undo();
     if (this.#pointer !== null || event.button > 0) return;
     event.preventDefault();
     // A stroke over a photograph would not be visible, so it begins a new sheet.
@@ -123,13 +123,13 @@ export class Drawing extends EventTarget {
     this.#replace({ pictures: kept.pictures, strokes: [...kept.strokes, stroke] }, true);
     this.#stroke = stroke;
     this.#pointer = event.pointerId;
-    this.#touched = touches;
-    this.#began = event.timeStamp;
+    this.#byTouch = touches;
+    this.#strokeStart = event.timeStamp;
     this.#canvas.setPointerCapture(event.pointerId);
   }
 
   #extend(event) {
-    if (event.pointerType === "pen") this.#penned = event.timeStamp;
+    if (event.pointerType === "pen") this.#lastPen = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
     if (!event.buttons) return this.#end(event); // it was lifted without an event to tell
     const events = event.getCoalescedEvents?.() ?? [];
@@ -138,23 +138,23 @@ export class Drawing extends EventTarget {
   }
 
   #end(event) {
-    if (event.pointerType === "pen") this.#penned = event.timeStamp;
+    if (event.pointerType === "pen") this.#lastPen = event.timeStamp;
     if (event.pointerId !== this.#pointer) return;
-    if (event.type === "pointercancel" && this.#touched) return this.undo(); // the system says it was a palm or a gesture
-    this.#letGo();
+    if (event.type === "pointercancel" && this.#byTouch) return this.undo(); // the system says it was a palm or a gesture
+    this.#endStroke();
     this.#show(this.#sheet);
   }
 
   /** Whether the touch that draws has rested in its place until now. */
   #rests({ timeStamp }) {
     const [[startX, startY]] = this.#stroke;
-    return timeStamp - this.#began > REST && this.#stroke.every(([x, y]) => Math.hypot(x - startX, y - startY) < STILL);
+    return timeStamp - this.#strokeStart > REST && this.#stroke.every(([x, y]) => Math.hypot(x - startX, y - startY) < STILL);
   }
 
   /** Ends the stroke under way, whatever its pointer still does. */
-  #letGo() {
+  #endStroke() {
     this.#pointer = this.#stroke = null;
-    this.#touched = false;
+    this.#byTouch = false;
   }
 
   /** A point in fractions of the square in the slate's middle, so that a drawing survives turning the phone. */
@@ -165,17 +165,17 @@ export class Drawing extends EventTarget {
   }
 
   #replace(sheet, drawing) {
-    this.#letGo();
-    this.#before = remembered([...this.#before, this.#sheet]);
+    this.#endStroke();
+    this.#undoStack = remembered([...this.#undoStack, this.#sheet]);
     this.#show(sheet, drawing);
   }
 
-  /** `drawing`: the pen is still down. `begun`: this is another drawing than before, not more of it. */
+  /** `drawing`: the pen is still down. `isNew`: this is another drawing than before, not more of it. */
   #show(sheet, drawing = false) {
-    const begun = this.empty || sheet.pictures !== this.#sheet.pictures;
+    const isNew = this.empty || sheet.pictures !== this.#sheet.pictures;
     this.#sheet = sheet;
     this.#render();
-    this.dispatchEvent(new CustomEvent("change", { detail: { drawing, begun } }));
+    this.dispatchEvent(new CustomEvent("change", { detail: { drawing, isNew } }));
   }
 
   #render() {

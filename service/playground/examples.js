@@ -9,13 +9,13 @@ const SIDE = 112; // pixels
 export class Examples {
   #draw;
   #place;
-  #refuse;
+  #showRefusal;
 
-  /** `draw(parameters)` gives a picture as a blob, `place(example, model)` puts one on the slate, `refuse(error)` says why one is missing. */
-  constructor({ draw, place, refuse }) {
+  /** `draw(parameters)` gives a picture as a blob, `place(example, model)` puts one on the slate, `showRefusal(error)` says why one is missing. */
+  constructor({ draw, place, showRefusal }) {
     this.#draw = draw;
     this.#place = place;
-    this.#refuse = refuse;
+    this.#showRefusal = showRefusal;
   }
 
   /** Makes a button for each class, enabled as soon as there is something on it. */
@@ -41,7 +41,7 @@ export class Examples {
     } catch (error) {
       if (!button.isConnected) return;
       button.remove();
-      this.#refuse(error);
+      this.#showRefusal(error);
     }
   }
 

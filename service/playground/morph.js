@@ -5,7 +5,7 @@ import { paint, wipe } from "./pixels.js";
 
 const ENDS = ["from", "to"];
 const EXPLANATION = byId("morph-hint");
-const HOW = EXPLANATION.textContent;
+const INITIAL_EXPLANATION = EXPLANATION.textContent;
 
 export class MorphPanel {
   #kept = {};
@@ -24,7 +24,7 @@ export class MorphPanel {
   /** Forgets what was kept: poses of another model mean nothing to this one. */
   setModel() {
     this.#kept = {};
-    say(EXPLANATION, HOW);
+    say(EXPLANATION, INITIAL_EXPLANATION);
     this.#show(EXPLANATION);
     for (const end of ENDS) {
       wipe(byId(end));
@@ -54,12 +54,12 @@ export class MorphPanel {
     return `${byId("steps").valueAsNumber} drawings from ${start} to ${end}`;
   }
 
-  /** `what` is what `describe` returned when the strip was asked for. */
-  show(picture, what) {
-    picture.alt = what;
+  /** `description` is what `describe` returned when the strip was asked for. */
+  show(picture, description) {
+    picture.alt = description;
     this.#show(element("div", { class: "plate" }, picture));
     this.#strip = picture;
-    announce(what);
+    announce(description);
   }
 
   #keep(end) {

@@ -21,7 +21,7 @@ export async function read(png) {
 }
 
 /** A PNG as an <img> that can be shown at once; whoever takes it off the page must call its `forget`. */
-export async function shown(png) {
+export async function loadImage(png) {
   const picture = new Image();
   picture.src = URL.createObjectURL(png);
   picture.forget = () => URL.revokeObjectURL(picture.src);
@@ -37,16 +37,16 @@ function unpacked(uri) {
 /** Paints one picture as it is, with chalk for white, or several of one size over each other, each in one of `colours`. */
 export function paint(canvas, pictures, colours) {
   const [{ width, height, data }] = pictures;
-  if (!colours) return mixed(canvas, width, height, (i, channel) => [[data[4 * i + channel] / 255, CHALK]]);
+  if (!colours) return paintMixed(canvas, width, height, (i, channel) => [[data[4 * i + channel] / 255, CHALK]]);
   const grey = ({ data }, i) => (data[4 * i] + data[4 * i + 1] + data[4 * i + 2]) / 765;
-  mixed(canvas, width, height, (i) => pictures.map((picture, index) => [grey(picture, i), colours[index]]));
+  paintMixed(canvas, width, height, (i) => pictures.map((picture, index) => [grey(picture, i), colours[index]]));
 }
 
 /** Paints what is in the picture but not in what is believed, and the reverse, each in its colour. All are of one size. */
 export function paintDifference(canvas, picture, believed) {
-  mixed(canvas, picture.width, picture.height, (i) => [4 * i, 4 * i + 1, 4 * i + 2].map((at) => {
-    const left = picture.data[at] - Math.min(255, believed.reduce((sum, { data }) => sum + data[at], 0));
-    return [Math.abs(left) / 765, left > 0 ? MISSING : ADDED];
+  paintMixed(canvas, picture.width, picture.height, (i) => [4 * i, 4 * i + 1, 4 * i + 2].map((at) => {
+    const difference = picture.data[at] - Math.min(255, believed.reduce((sum, { data }) => sum + data[at], 0));
+    return [Math.abs(difference) / 765, difference > 0 ? MISSING : ADDED];
   }));
 }
 
@@ -55,7 +55,7 @@ export function wipe(canvas) {
 }
 
 /** Paints each pixel as the slate with light of some colours on it. */
-function mixed(canvas, width, height, lights) {
+function paintMixed(canvas, width, height, lights) {
   canvas.width = width;
   canvas.height = height;
   const image = new ImageData(width, height);

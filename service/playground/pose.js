@@ -6,7 +6,7 @@ import { paint } from "./pixels.js";
 export const REACH = 0.25; // how far a dimension is moved, either way
 const STEP = 0.01;
 const SIZE = 224; // pixels of the drawing
-const OPENING = 3; // the class whose prototype is shown before anything is drawn
+const OPENING_CLASS = 3; // the class whose prototype is shown before anything is drawn
 
 export class PosePanel {
   #model = null;
@@ -32,28 +32,28 @@ export class PosePanel {
 
   /** What each dimension does, if the manifest says so; those that do the same are told apart by their numbers. */
   get names() {
-    const told = this.#model.manifest.dimensions.map(({ name }) => name);
-    const often = (name) => told.indexOf(name) !== told.lastIndexOf(name);
+    const described = this.#model.manifest.dimensions.map(({ name }) => name);
+    const isRepeated = (name) => described.indexOf(name) !== described.lastIndexOf(name);
     return Array.from({ length: this.#model.pose_size }, (_, dim) =>
-      told[dim] ? `${told[dim]}${often(told[dim]) ? ` ${dim}` : ""}` : `dimension ${dim}`,
+      described[dim] ? `${described[dim]}${isRepeated(described[dim]) ? ` ${dim}` : ""}` : `dimension ${dim}`,
     );
   }
 
   /** Takes the objects of an answer; none for an empty slate, so that the model's own prototypes can be turned. */
-  setObjects(objects, { begun = true } = {}) {
-    const chosen = begun ? 0 : Math.max(0, objects.findIndex(({ label }) => label === this.object?.label)); // the longest comes first
-    const asLabel = begun || !this.#objects.length ? "" : byId("as-label").value;
+  setObjects(objects, { isNew = true } = {}) {
+    const chosen = isNew ? 0 : Math.max(0, objects.findIndex(({ label }) => label === this.object?.label)); // the longest comes first
+    const asLabel = isNew || !this.#objects.length ? "" : byId("as-label").value;
     this.#objects = objects;
     this.#offerObjects(chosen);
     this.#offerLabels(asLabel);
-    if (begun) for (const slider of this.#sliders) slider.set(0);
+    if (isNew) for (const slider of this.#sliders) slider.set(0);
     this.#show();
     this.#changed(false);
   }
 
   reset() {
     for (const slider of this.#sliders) slider.set(0);
-    byId("as-label").value = this.#objects.length ? "" : this.#opening;
+    byId("as-label").value = this.#objects.length ? "" : this.#openingClass;
     this.#moved();
   }
 
@@ -92,29 +92,29 @@ export class PosePanel {
     return `your ${this.object.label}${asLabel ? `, drawn as ${named(asLabel)}` : ""}`;
   }
 
-  get #opening() {
-    return this.#model.classes[OPENING] ?? this.#model.classes[0];
+  get #openingClass() {
+    return this.#model.classes[OPENING_CLASS] ?? this.#model.classes[0];
   }
 
   #slider(name, dim) {
     const id = `dim-${dim}`;
     const input = element("input", { type: "range", id, min: -REACH, max: REACH, step: STEP, value: 0 });
     const figure = element("span", { class: "figure", "aria-hidden": "true" }); // the slider itself is read out
-    const back = element("button", { type: "button", class: "back", "aria-label": `Reset ${name}`, title: "Reset" }, "↺");
+    const resetButton = element("button", { type: "button", class: "back", "aria-label": `Reset ${name}`, title: "Reset" }, "↺");
     const show = () => {
       const value = Number(input.value);
       say(figure, signed(value));
       input.setAttribute("aria-valuetext", signed(value));
       row.classList.toggle("moved", value !== 0);
-      back.disabled = value === 0;
+      resetButton.disabled = value === 0;
     };
     const set = (value) => ((input.value = value), show());
     input.addEventListener("input", () => (show(), this.#moved()));
     let before = null; // its value when a finger came down, restored if the finger only scrolls
     input.addEventListener("pointerdown", ({ pointerType }) => (before = pointerType === "touch" ? input.value : null));
     input.addEventListener("pointercancel", () => before === null || (set(before), this.#moved()));
-    back.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
-    const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, figure, back);
+    resetButton.addEventListener("click", () => (set(0), input.focus(), this.#moved()));
+    const row = element("div", { class: "slider" }, element("label", { for: id }, name), input, figure, resetButton);
     show();
     return { row, input, set };
   }
@@ -127,18 +127,18 @@ export class PosePanel {
   #show() {
     const moved = this.#sliders.some(({ input }) => Number(input.value));
     const as = byId("as-label").value;
-    enable(byId("reset"), moved || as !== (this.#objects.length ? "" : this.#opening), byId("open-sweep"));
+    enable(byId("reset"), moved || as !== (this.#objects.length ? "" : this.#openingClass), byId("open-sweep"));
     const whose = this.describe();
     byId("turned").setAttribute("aria-label", `The pose of ${whose}${moved ? ", moved by the sliders" : ""}`);
-    const how = moved ? ", moved" : "";
-    say(byId("subject"), `This is ${whose}${how}.`);
+    const suffix = moved ? ", moved" : "";
+    say(byId("subject"), `This is ${whose}${suffix}.`);
   }
 
   #offerObjects(chosen) {
     const labels = this.#objects.length > 1 ? this.#objects.map(({ label }) => named(label)) : [];
-    const there = [...byId("objects").querySelectorAll("label")];
-    if (labels.join() !== there.map((each) => each.textContent).join()) { // otherwise one that has the focus would lose it
-      for (const each of there) each.remove();
+    const present = [...byId("objects").querySelectorAll("label")];
+    if (labels.join() !== present.map((each) => each.textContent).join()) { // otherwise one that has the focus would lose it
+      for (const each of present) each.remove();
       byId("objects").append(...labels.map((label, index) => this.#radio(label, index)));
     }
     byId("objects").hidden = !labels.length;
@@ -155,7 +155,7 @@ export class PosePanel {
     const seen = this.#objects.length ? [element("option", { value: "" }, `${this.object.label}, as seen`)] : [];
     const classes = this.#model.classes.map((label) => element("option", { value: label }, label));
     byId("as-label").replaceChildren(...seen, ...classes);
-    byId("as-label").value = this.#objects.length ? asLabel : asLabel || this.#opening;
+    byId("as-label").value = this.#objects.length ? asLabel : asLabel || this.#openingClass;
   }
 }
 

@@ -39,11 +39,11 @@ def _flags() -> list[str]:
 
 def _quota() -> float | None:
     """Return the smallest quota, in cores, of our cgroup and those above it, or None if there is none."""
-    allowed = [quota for folder in groups("cpu") if (quota := _of(folder)) is not None]
+    allowed = [quota for folder in cgroup_folders("cpu") if (quota := _quota_of(folder)) is not None]
     return min(allowed, default=None)
 
 
-def groups(controller: str) -> Iterator[Path]:
+def cgroup_folders(controller: str) -> Iterator[Path]:
     """Yield the folders of our cgroup and all above it, for cgroups v1 or v2; in a container only the topmost may exist."""
     try:
         lines = MEMBERSHIP.read_text().splitlines()
@@ -57,7 +57,7 @@ def groups(controller: str) -> Iterator[Path]:
             yield from (folder for folder in (ours, *ours.parents) if folder.is_relative_to(top))
 
 
-def _of(folder: Path) -> float | None:
+def _quota_of(folder: Path) -> float | None:
     try:
         limit, period = (folder / "cpu.max").read_text().split()
     except (OSError, ValueError):

@@ -19,11 +19,11 @@ from collections.abc import Callable
 logger = logging.getLogger(__name__)
 
 BACKLOG = 2048  # connections in the kernel's accept queue
-A_TURN = 100  # connections accepted before the event loop turns to others
+ACCEPTS_PER_TURN = 100  # connections accepted before the event loop turns to others
 PAUSE = 1.0  # seconds to the next try where no file descriptor was left for a connection
 HANDSHAKE = 0.002  # seconds in which the connection of a load balancer nearby is made
 # Errors of the one connection that was next, as accept(2) lists them. All others are our own, and do not go away.
-ITS_OWN = {
+CONNECTION_ERRORS = {
     *(errno.ECONNABORTED, errno.EPROTO, errno.EPERM, errno.ENETDOWN, errno.ENOPROTOOPT, errno.EHOSTDOWN, errno.EHOSTUNREACH),
     *(errno.EOPNOTSUPP, errno.ENETUNREACH, getattr(errno, "ENONET", None)),  # the last is Linux's
 }
@@ -46,8 +46,8 @@ class Door:
     def __init__(self, listener: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
         self._listener, self._protocol = listener, protocol
         self._loop = asyncio.get_running_loop()
-        self._coming: set[asyncio.Task[None]] = set()
-        self._full: asyncio.TimerHandle | None = None
+        self._connecting: set[asyncio.Task[None]] = set()
+        self._retry: asyncio.TimerHandle | None = None
 
     def open(self) -> None:
         self._listener.setblocking(False)
@@ -58,27 +58,27 @@ class Door:
         """Accepts all who have connected, as far as there are file descriptors for them, and nobody after that."""
         if drop_newcomers(self._listener):
             await asyncio.sleep(HANDSHAKE)
-        if self._full is not None:
-            self._full.cancel()
+        if self._retry is not None:
+            self._retry.cancel()
         self._loop.remove_reader(self._listener)
-        if error := self._let_some_in(BACKLOG + 1):  # the most that Linux queues
+        if error := self._accept_up_to(BACKLOG + 1):  # the most that Linux queues
             logger.error("waiting connections are reset, since no more can be accepted (%s)", error.strerror)
         self._listener.close()
-        if self._coming:
-            await asyncio.wait(self._coming)
+        if self._connecting:
+            await asyncio.wait(self._connecting)
 
     def _watch(self) -> None:
-        self._full = None
-        self._loop.add_reader(self._listener, self._answer_the_door)
+        self._retry = None
+        self._loop.add_reader(self._listener, self._on_connections)
 
-    def _answer_the_door(self) -> None:
-        if error := self._let_some_in(A_TURN):
+    def _on_connections(self) -> None:
+        if error := self._accept_up_to(ACCEPTS_PER_TURN):
             advice = "; raise the limit, as with ulimit -n" if error.errno in NO_FILES else ""
             logger.error("connections wait, since no more can be accepted (%s)%s", error.strerror, advice)
             self._loop.remove_reader(self._listener)
-            self._full = self._loop.call_later(PAUSE, self._watch)
+            self._retry = self._loop.call_later(PAUSE, self._watch)
 
-    def _let_some_in(self, most: int) -> OSError | None:
+    def _accept_up_to(self, most: int) -> OSError | None:
         """Accepts at most so many; returns the error where no more can be accepted, as when no file descriptor is left."""
         for _ in range(most):
             try:
@@ -86,14 +86,14 @@ class Door:
             except BlockingIOError:  # the queue is empty
                 return None
             except OSError as error:
-                if error.errno not in ITS_OWN:
+                if error.errno not in CONNECTION_ERRORS:
                     return error
         return None
 
     def _let_in(self, connection: socket.socket) -> None:
-        coming = self._loop.create_task(self._connect(connection))
-        self._coming.add(coming)
-        coming.add_done_callback(self._coming.discard)
+        task = self._loop.create_task(self._connect(connection))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
     async def _connect(self, connection: socket.socket) -> None:
         try:

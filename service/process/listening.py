@@ -26,7 +26,7 @@ def claim(host: str, port: int) -> ExitStack:
         except OSError as error:
             claimed.close()
             if error.errno == errno.EADDRINUSE:
-                raise _no_listening(host, port, "another capserve has claimed it, though it may not listen yet") from error
+                raise _listening_error(host, port, "another capserve has claimed it, though it may not listen yet") from error
     return claimed
 
 
@@ -47,7 +47,7 @@ def join(address: tuple[str, int]) -> socket.socket:
     return _bound(*address, shared=True)
 
 
-def numbers(address: tuple[Any, ...]) -> tuple[str, int]:
+def numeric_address(address: tuple[Any, ...]) -> tuple[str, int]:
     """Return a socket's address as numeric host and port; a link-local host names its interface."""
     host, _ = socket.getnameinfo(address, socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)
     return host, address[1]
@@ -58,19 +58,19 @@ def url(address: tuple[Any, ...]) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def take_all_files() -> None:
+def raise_file_limit() -> None:
     """Raise the limit on open files as far as allowed: every connection is one, and the default limit is 1,024."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
     with suppress(ValueError):  # where there is no maximum, as on macOS
-        resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
 
 
 def cannot_listen(host: str, port: int, error: OSError | UnicodeError) -> StartError:
-    return _no_listening(host, port, str(error.strerror if isinstance(error, OSError) else error))
+    return _listening_error(host, port, str(error.strerror if isinstance(error, OSError) else error))
 
 
-def _no_listening(host: str, port: int, why: str) -> StartError:
-    return StartError(f"cannot listen on {host}:{port}: {why}; choose another with CAPSERVE_HOST or CAPSERVE_PORT")
+def _listening_error(host: str, port: int, reason: str) -> StartError:
+    return StartError(f"cannot listen on {host}:{port}: {reason}; choose another with CAPSERVE_HOST or CAPSERVE_PORT")
 
 
 def _bound(host: str, port: int, shared: bool) -> socket.socket:
@@ -89,7 +89,7 @@ def _bound(host: str, port: int, shared: bool) -> socket.socket:
 def _resolved(host: str, port: int) -> tuple[Any, ...]:
     """Resolve the host, preferring IPv4 where a name such as localhost has both: clients fall back to it if IPv6 fails."""
     try:
-        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:  # UnicodeError: the host cannot be a name at all
         raise cannot_listen(host, port, error) from error
-    return min(found, key=lambda each: each[0] != socket.AF_INET)
+    return min(addresses, key=lambda each: each[0] != socket.AF_INET)

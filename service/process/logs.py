@@ -18,8 +18,8 @@ from service.visits import request_id
 
 class Console(logging.Formatter):
     def __init__(self) -> None:
-        whose = "" if multiprocessing.parent_process() is None else "%(process)d "  # one of several workers
-        super().__init__(f"%(asctime)s %(levelname)-7s {whose}%(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        worker = "" if multiprocessing.parent_process() is None else "%(process)d "  # one of several workers
+        super().__init__(f"%(asctime)s %(levelname)-7s {worker}%(request_id)s %(message)s", "%Y-%m-%d %H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
         record.request_id = request_id.get()
@@ -28,7 +28,7 @@ class Console(logging.Formatter):
 
 class Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        said = {
+        fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname.lower(),
             "logger": record.name,
@@ -36,10 +36,10 @@ class Json(logging.Formatter):
             "request_id": request_id.get(),
             "message": record.getMessage(),
         }
-        said |= getattr(record, "request", {})
+        fields |= getattr(record, "request", {})
         if record.exc_info:
-            said["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(said, ensure_ascii=False)
+            fields["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
 
 
 FORMATS = {"console": Console, "json": Json}

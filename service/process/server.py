@@ -31,7 +31,7 @@ from service.web.protocol import Protocol
 logger = logging.getLogger(__name__)
 
 BEAT = 1.0  # seconds between two beats
-UNASKED = 1.0  # seconds after the door closes in which the last clients to connect may still send a request
+GRACE = 1.0  # seconds after the door closes in which the last clients to connect may still send a request
 ORPHANED = "the process that started this worker is gone"
 
 
@@ -44,7 +44,7 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._catalogue, self._linger, self._listener, self._beat = catalogue, linger, listener, beat
         self._door: Door | None = None
-        self._closing: float | None = None
+        self._close_at: float | None = None
         self._was_ready = False
         self.status = 0  # the exit status
         self._reloads: set[asyncio.Task[None]] = set()
@@ -56,35 +56,35 @@ class Server(uvicorn.Server):
         except StartError:
             await self.lifespan.shutdown()  # otherwise it would be cancelled, and logged as a fault
             raise
-        self._beating = asyncio.create_task(self._beat_on())
-        if siblings.reload_on_hangup():
-            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._hang_up)
-            siblings.let_hangups_in()
+        self._beating = asyncio.create_task(self._keep_beating())
+        if siblings.hangup_reloads():
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._on_hangup)
+            siblings.release_hangups()
 
     def _open_the_door(self) -> None:
         if not _supervised():
             raise StartError(ORPHANED)  # a new server may have the port by now
-        door = Door(self._listener, self._protocol)
+        door = Door(self._listener, self._new_protocol)
         try:
             door.open()
         except OSError as error:  # another program has started to listen there since we bound it
-            raise listening.cannot_listen(*listening.numbers(self._listener.getsockname()), error) from error
+            raise listening.cannot_listen(*listening.numeric_address(self._listener.getsockname()), error) from error
         self._door = door
 
-    async def _beat_on(self) -> None:
+    async def _keep_beating(self) -> None:
         """Beat for as long as the event loop runs, whatever else it waits for."""
         while True:
             self._beat()
             await asyncio.sleep(BEAT)
 
-    def _protocol(self) -> asyncio.Protocol:
+    def _new_protocol(self) -> asyncio.Protocol:
         """Make the protocol of one connection, as uvicorn does for connections that it accepts itself."""
-        made: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
+        protocol: asyncio.Protocol = self.config.http_protocol_class(  # type: ignore[call-arg]
             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
         )
-        return made
+        return protocol
 
-    def _hang_up(self) -> None:
+    def _on_hangup(self) -> None:
         """Start a reload, unless one is at work and another waits for it: the latter will see the present state too."""
         if len(self._reloads) < 2:
             reload = asyncio.create_task(self._reload_models())
@@ -102,9 +102,9 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._door is None:  # nothing has been accepted, and models may warm up for long
             os._exit(0)
-        if self._closing is None:
+        if self._close_at is None:
             self._catalogue.start_draining()
-            self._closing = time.monotonic() + self._linger
+            self._close_at = time.monotonic() + self._linger
         elif sig == signal.SIGINT:  # Ctrl-C again: stop now
             self._catalogue.end_draining()
             self.should_exit = self.force_exit = True
@@ -112,7 +112,7 @@ class Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         if self._door is not None:
             await self._door.close()
-        until = time.monotonic() + UNASKED
+        until = time.monotonic() + GRACE
         while self._expects_requests() and time.monotonic() < until and not self.force_exit:
             await asyncio.sleep(0.01)
         await super().shutdown(sockets)
@@ -120,12 +120,12 @@ class Server(uvicorn.Server):
             await self.lifespan.shutdown()
 
     def _expects_requests(self) -> bool:
-        return any(isinstance(each, Protocol) and each.begins for each in self.server_state.connections)
+        return any(isinstance(each, Protocol) and each.expects_request for each in self.server_state.connections)
 
     async def on_tick(self, counter: int) -> bool:
-        if self._closing is None and multiprocessing.parent_process() is not None:
+        if self._close_at is None and multiprocessing.parent_process() is not None:
             self._end_if_useless()
-        if self._closing is not None and time.monotonic() >= self._closing and not self.should_exit:
+        if self._close_at is not None and time.monotonic() >= self._close_at and not self.should_exit:
             logger.info("told to stop: finishing what was accepted")
             self.should_exit = True
         return await super().on_tick(counter)
@@ -157,12 +157,12 @@ def serve(settings: Settings, nets: Mapping[str, CapsNet], listener: socket.sock
     """Serve on a bound socket until told to stop and return the exit status; `beat` is called from when the server listens."""
     app = create_app(settings, nets)
     service: Service = app.state.service
-    server = Server(configured(app, settings), service.catalogue, settings.linger, listener, beat)
+    server = Server(uvicorn_config(app, settings), service.catalogue, settings.linger, listener, beat)
     server.run()
     return server.status
 
 
-def configured(app: FastAPI, settings: Settings) -> uvicorn.Config:
+def uvicorn_config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     service: Service = app.state.service
     return uvicorn.Config(
         app,

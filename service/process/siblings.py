@@ -9,30 +9,30 @@ import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 
-SPREAD = signal.SIGUSR1  # from a worker to its supervisor: make all workers reload
+RELOAD_ALL = signal.SIGUSR1  # from a worker to its supervisor: make all workers reload
 REPLACE_ME = 4  # exit status of a worker that wants to be replaced; uvicorn's own is 3
 
 
-def reload_on_hangup() -> bool:
+def hangup_reloads() -> bool:
     """Whether SIGHUP reloads: to a process run from a terminal it means that the terminal was closed, and ends it."""
     from_terminal = sys.stdin is not None and sys.stdin.isatty()  # None: it was closed
     return multiprocessing.parent_process() is not None or not from_terminal
 
 
-_early: list[int] = []  # hangups that came before there was a handler that reloads
+_held_hangups: list[int] = []  # hangups that came before there was a handler that reloads
 
 
 def hold_hangups() -> None:
-    """Record SIGHUPs for let_hangups_in: without a handler they would end the process."""
-    if reload_on_hangup():
-        signal.signal(signal.SIGHUP, lambda number, _: _early.append(number))
+    """Record SIGHUPs for release_hangups: without a handler they would end the process."""
+    if hangup_reloads():
+        signal.signal(signal.SIGHUP, lambda number, _: _held_hangups.append(number))
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
 
 
-def let_hangups_in() -> None:
+def release_hangups() -> None:
     """Raise SIGHUP again if it came early, for the handler that the process has by now."""
-    if _early:
-        _early.clear()
+    if _held_hangups:
+        _held_hangups.clear()
         signal.raise_signal(signal.SIGHUP)
 
 
@@ -54,7 +54,7 @@ class Siblings:
         supervisor = multiprocessing.parent_process()
         if supervisor is not None and supervisor.pid is not None:
             with suppress(ProcessLookupError):  # the supervisor is gone, and this worker is about to end
-                os.kill(supervisor.pid, SPREAD)
+                os.kill(supervisor.pid, RELOAD_ALL)
 
     async def metrics(self, own: Callable[[], Awaitable[bytes]]) -> bytes:
         """Return the metrics of all. Workers keep theirs in common files, so `own` gives the sum already."""

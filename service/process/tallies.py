@@ -15,7 +15,7 @@ from typing import Literal, get_args
 
 from service.errors import StartError
 
-FOLDER = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable that prometheus-client reads
+FOLDER_VARIABLE = "PROMETHEUS_MULTIPROC_DIR"  # the environment variable that prometheus-client reads
 PREFIX = "capserve-metrics-"
 FRESH = 60  # seconds in which a new folder may not be locked yet
 
@@ -32,54 +32,54 @@ def folder() -> Iterator[None]:
     """Make the workers' folder, and remove it at the end."""
     try:
         _remove_left_behind(Path(tempfile.gettempdir()))
-        made = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
+        temporary = tempfile.TemporaryDirectory(prefix=PREFIX, ignore_cleanup_errors=True)
     except OSError as error:
         raise StartError(
             f"several workers keep their metrics in a temporary folder: {error.strerror}; choose another with TMPDIR, "
             "or use one worker (CAPSERVE_WORKERS=1)"
         ) from error
-    with made as name:
-        os.environ[FOLDER] = name
-        held = os.open(name, os.O_RDONLY)
-        fcntl.flock(held, fcntl.LOCK_SH)  # systemd-tmpfiles removes what is old, but not what is locked
+    with temporary as name:
+        os.environ[FOLDER_VARIABLE] = name
+        descriptor = os.open(name, os.O_RDONLY)
+        fcntl.flock(descriptor, fcntl.LOCK_SH)  # systemd-tmpfiles removes what is old, but not what is locked
         try:
             yield
         finally:
-            os.close(held)
+            os.close(descriptor)
 
 
-def _remove_left_behind(place: Path) -> None:
+def _remove_left_behind(temporary: Path) -> None:
     """Remove our folders that nobody holds: the process that made them was killed before it could."""
-    for each in place.glob(f"{PREFIX}*"):
+    for each in temporary.glob(f"{PREFIX}*"):
         try:
-            found = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
+            descriptor = os.open(each, os.O_RDONLY | os.O_DIRECTORY)
         except OSError:  # another user's, or gone meanwhile
             continue
         try:
-            about = os.fstat(found)
-            if about.st_uid == os.geteuid() and about.st_mtime < time.time() - FRESH:
-                fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            status = os.fstat(descriptor)
+            if status.st_uid == os.geteuid() and status.st_mtime < time.time() - FRESH:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 shutil.rmtree(each, ignore_errors=True)
         except BlockingIOError:  # in use
             pass
         finally:
-            os.close(found)
+            os.close(descriptor)
 
 
-def lay_down(place: int) -> None:
+def create_files(place: int) -> None:
     """Create the files of the worker at this place, each in full or not at all; a predecessor's files are kept."""
-    files = Path(os.environ[FOLDER])
+    directory = Path(os.environ[FOLDER_VARIABLE])
     try:
-        if not files.is_dir():
+        if not directory.is_dir():
             logger.error(
-                "the folder of the workers' metrics, %s, was removed: restart the server, or metrics stay incomplete", files
+                "the folder of the workers' metrics, %s, was removed: restart the server, or metrics stay incomplete", directory
             )
-            files.mkdir()
+            directory.mkdir()
         for kind, size in SIZES.items():
-            file = files / f"{kind}_{place}.db"
+            file = directory / f"{kind}_{place}.db"
             if not file.exists():
                 part = file.with_suffix(".part")
                 part.write_bytes(bytes(size))
                 part.rename(file)
     except OSError as error:
-        raise OSError(error.errno, f"{error.strerror}, for {sum(SIZES.values()):,} bytes of metrics in {files}") from error
+        raise OSError(error.errno, f"{error.strerror}, for {sum(SIZES.values()):,} bytes of metrics in {directory}") from error

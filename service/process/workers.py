@@ -30,16 +30,16 @@ logger = logging.getLogger(__name__)
 
 CANNOT_START = 2  # exit status of a worker that would fail again until somebody corrects what it reported
 # A worker too young to have a handler is ended by the signal itself; one that asks to be replaced was about to end anyway.
-STOPPED = (0, -signal.SIGTERM, siblings.REPLACE_ME)
+CLEAN_STATUSES = (0, -signal.SIGTERM, siblings.REPLACE_ME)
 MARGIN = 5.0  # seconds beyond linger and drain before a worker is killed
 TRIES = 5  # deaths and failed starts, for any reason, after which the supervisor gives up if no worker ever listened
-SOON, LATER = 0.5, 30.0  # seconds before a dead worker is replaced, at first and at most: doubled if the new one dies young
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds before a dead worker is replaced; doubled if the new one dies young
 LOOK = 0.2  # seconds between two looks at the workers
 STILL = 30.0  # seconds without a beat after which a worker is killed, since its share of all new connections hangs with it
 STILL_AT_END = 5.0  # the same for a worker that was told to stop
 SLOW = 60.0  # seconds of starting after which the log says that it takes long
 STUCK = 300.0  # seconds of starting after which a worker is killed, if others did start
-SLOWER = 3.0  # a starting worker has at least this many times as long as the slowest of those took
+TIMES_SLOWEST = 3.0  # a starting worker has at least this many times as long as the slowest of those took
 
 Beats = Array[c_ulong]  # a counter for each worker, by place; it counts from when the worker listens
 Work = Callable[[Settings, int, tuple[str, int], Beats], None]  # the second is the worker's place, from 0 on
@@ -50,7 +50,7 @@ def run(settings: Settings, work: Work) -> int:
     settings = settings.model_copy(update={"models": Path(os.path.abspath(settings.models))})
     with tallies.folder(), listening.reserve(settings.host, settings.port) as reserved:
         os.chdir("/")  # workers start in our current folder, and a release's folder may be removed
-        address = listening.numbers(reserved.getsockname())
+        address = listening.numeric_address(reserved.getsockname())
         with listening.claim(*address) as claim:
             logger.info("%d workers on %s", settings.workers, listening.url(address))
             return _Supervisor(settings, work, address, claim).run()
@@ -78,27 +78,27 @@ class _Supervisor:
             raise StartError(f"{why}; make it writable, or use one worker (CAPSERVE_WORKERS=1)") from error
         self._due = dict.fromkeys(range(settings.workers), 0.0)  # place -> time.monotonic() at which to fill it
         self._slowest = 0.0  # seconds that the slowest start took
-        self._pause = SOON
+        self._pause = FIRST_PAUSE
         self._failures = 0
         self._stopping = self._ending = False  # told to stop; stopping
 
     def run(self) -> int:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._stop)
-        signal.signal(siblings.SPREAD, self._reload)
-        if siblings.reload_on_hangup():
+        signal.signal(siblings.RELOAD_ALL, self._reload)
+        if siblings.hangup_reloads():
             signal.signal(signal.SIGHUP, self._reload)
-            siblings.let_hangups_in()
+            siblings.release_hangups()
         try:
-            sound = self._watch()
+            could_start = self._watch()
         finally:  # whatever happens to us, no worker is left behind
             status = self._end()
-        return status if sound else CANNOT_START
+        return status if could_start else CANNOT_START
 
     def _watch(self) -> bool:
         """Watch the workers until a signal comes; False when none can start and none ever did."""
         while not self._stopping:
-            if not (self._fill() and self._bury()):
+            if not (self._start_due() and self._remove_dead()):
                 return self._stopping
             ended = wait([worker.process.sentinel for worker in self._workers], timeout=LOOK)
             if not ended:  # otherwise looks may follow each other at once, until the kernel is done with those
@@ -115,7 +115,7 @@ class _Supervisor:
         self._stopping = True
 
     def _start(self, place: int) -> None:
-        tallies.lay_down(place)
+        tallies.create_files(place)
         process = self._spawn.Process(target=self._work, args=(self._settings, place, self._address, self._beats))
         resource_tracker.ensure_running()  # here: started with a worker, it would unblock the signals that are blocked below
         with siblings.signals_blocked():
@@ -133,9 +133,9 @@ class _Supervisor:
                 self._slowest = max(self._slowest, worker.still * LOOK)
             worker.beats, worker.listens, worker.still = beats, True, 0
         for worker in self._workers:
-            if worker.still > (most := self._patience(worker)) / LOOK:
+            if worker.still > (patience := self._patience(worker)) / LOOK:
                 worker.process.kill()  # before it is logged: the log's reader may stand still as well
-                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, most)
+                logger.error("worker %d has stood still for %g s and is killed", worker.process.pid, patience)
                 worker.still = 0  # one that waits for a disk, for example, dies only later
             elif not worker.listens and worker.still == SLOW / LOOK:
                 logger.warning("worker %d does not listen yet, after %g s", worker.process.pid, SLOW)
@@ -146,9 +146,9 @@ class _Supervisor:
             return STILL_AT_END
         if worker.listens:
             return STILL
-        return max(STUCK, SLOWER * self._slowest) if any(self._beats) else math.inf
+        return max(STUCK, TIMES_SLOWEST * self._slowest) if any(self._beats) else math.inf
 
-    def _bury(self) -> bool:
+    def _remove_dead(self) -> bool:
         """Remove dead workers, each to be replaced after a pause; False when that is pointless."""
         for worker in [each for each in self._workers if not each.process.is_alive()]:
             self._workers.remove(worker)
@@ -156,14 +156,14 @@ class _Supervisor:
             mark_process_dead(worker.place)  # type: ignore[no-untyped-call]
             if not any(self._beats) and process.exitcode == CANNOT_START:
                 return False
-            if time.monotonic() - worker.started > LATER:
-                self._pause = SOON
+            if time.monotonic() - worker.started > LONGEST_PAUSE:
+                self._pause = FIRST_PAUSE
             self._failures += 1
-            if not self._later([worker.place], f"worker {process.pid} died with status {process.exitcode}"):
+            if not self._retry_later([worker.place], f"worker {process.pid} died with status {process.exitcode}"):
                 return False
         return True
 
-    def _fill(self) -> bool:
+    def _start_due(self) -> bool:
         """Start the workers that are due; False when that is pointless."""
         due = [place for place, when in self._due.items() if when <= time.monotonic()]
         while due and not self._stopping:
@@ -171,19 +171,19 @@ class _Supervisor:
                 self._start(due[-1])
             except OSError as error:  # no process can be created, or its files have no room
                 self._failures += not self._workers  # while there are others it is too early to give up
-                return self._later(due, f"no worker can be started ({error.strerror})")
+                return self._retry_later(due, f"no worker can be started ({error.strerror})")
             del self._due[due.pop()]
         return True
 
-    def _later(self, places: list[int], why: str) -> bool:
+    def _retry_later(self, places: list[int], reason: str) -> bool:
         """Fill these places after a pause; False to give up, after too many failures if no worker ever listened."""
         if not any(self._beats) and self._failures >= TRIES:
-            logger.error("%s, as all did: giving up", why)
+            logger.error("%s, as all did: giving up", reason)
             return False
         if not self._stopping:
-            logger.error("%s; another in %g s", why, self._pause)
+            logger.error("%s; another in %g s", reason, self._pause)
         self._due |= dict.fromkeys(places, time.monotonic() + self._pause)
-        self._pause = min(2 * self._pause, LATER)
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
         return True
 
     def _end(self) -> int:
@@ -204,4 +204,4 @@ class _Supervisor:
                 process.kill()
                 logger.error("worker %s did not stop in time and is killed", process.pid)
                 process.join()
-        return int(any(process.exitcode not in STOPPED for process in processes))
+        return int(any(process.exitcode not in CLEAN_STATUSES for process in processes))

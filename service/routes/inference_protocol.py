@@ -163,11 +163,11 @@ async def _infer(request: Request, find: Callable[[], Served], names: dict[str, 
     service, visit = state.of(request), visits.of(request.scope)
     service.catalogue.admit()
     find().admit()
-    if body.announced(request) > SMALL_BYTES:
+    if body.announced_length(request) > SMALL_BYTES:
         service.crew.admit()
     raw_body = await body.read(request, service.settings.max_body, service.settings.patience)
     served = find()  # the model may have been replaced while the body arrived
-    with departure.heeded(request):
+    with departure.cancel_on_disconnect(request):
         with visit.stage("decode"), service.crew.line() as line:
             read = partial(tensors.read, raw_body, request.headers.get(HEADER_SIZE), _inputs(served), _outputs(served))
             inference: Inference = read() if len(raw_body) <= SMALL_BYTES else await line.do(read, visit.complete)

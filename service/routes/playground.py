@@ -101,6 +101,6 @@ def _prefix(request: Request) -> str:
 
 def _file_response(request: Request, file: File) -> Response:
     response_headers = {"ETag": file.etag, **HEADERS}
-    if headers.knows(request.headers.getlist("if-none-match"), file.etag):
+    if headers.matches(request.headers.getlist("if-none-match"), file.etag):
         return Response(status_code=304, headers=response_headers)
     return Response(file.content, headers=response_headers, media_type=file.media_type)

@@ -50,12 +50,12 @@ MANY_PICTURES = {
 async def predict(request: Request, query: Annotated[PredictQuery, Query()]) -> Response:
     """Which digit is this? Probabilities are capsule lengths; the pose token draws variations at GET /reconstruct."""
     service, visit = state.of(request), visits.of(request.scope)
-    _admitted(service, query, body.announced(request))
+    _admitted(service, query, body.announced_length(request))
     raw_body = await body.read(request, service.settings.max_body, service.settings.patience)
     served = _admitted(service, query)
     picture = body.picture(request.headers.get("content-type", ""), raw_body)
     del raw_body  # what waits for the model need not be in memory twice
-    with departure.heeded(request):
+    with departure.cancel_on_disconnect(request):
         with visit.stage("decode"), service.crew.line() as line:
             image = await _decode(service, served, picture, query, visit, line)
         judged = await _judged(served, image[None], visit)
@@ -74,7 +74,7 @@ async def predict_batch(request: Request, query: Annotated[PredictQuery, Query()
     served = _admitted(service, query)
     pictures = body.pictures(request.headers.get("content-type", ""), raw_body, service.settings.max_images)
     del raw_body
-    with departure.heeded(request):
+    with departure.cancel_on_disconnect(request):
         with served.reserved(len(pictures)), visit.stage("decode"), service.crew.line(len(pictures)) as line:
             decoded = [
                 await _decode_one_of_many(service, served, index, each, query, visit, line) for index, each in enumerate(pictures)

@@ -151,9 +151,9 @@ async def _cached_or_drawn(
     )
     visibility = "public" if state.of(request).settings.api_key is None else "private"
     cache_headers = {"ETag": etag, "Cache-Control": f"{visibility}, {lifetime}", "Vary": "Accept"}
-    if headers.knows(request.headers.getlist("if-none-match"), etag):
+    if headers.matches(request.headers.getlist("if-none-match"), etag):
         return Response(status_code=304, headers=cache_headers)
-    with departure.heeded(request):
+    with departure.cancel_on_disconnect(request):
         response = await draw()
     response.headers.update(cache_headers)
     return response

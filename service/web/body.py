@@ -16,8 +16,10 @@ from service.schemas import ManyPictures, OnePicture
 from service.web import multipart
 
 AS_JSON = "as JSON with Content-Type: application/json"
-ONE = f"send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or {AS_JSON}"
-MANY = (
+SEND_ONE = (
+    f"send it as multipart field `file` (curl -F file=@picture.png), as a raw body with Content-Type: image/png, or {AS_JSON}"
+)
+SEND_MANY = (
     f"send each as a multipart field `file` (curl -F file=@one.png -F file=@two.png), or all {AS_JSON}; /predict takes a raw body"
 )
 
@@ -36,7 +38,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     if request.headers.get("content-encoding", "identity").lower() != "identity":
         raise Encoded("send the body uncompressed, without Content-Encoding")
     bodies, visit = state.of(request).bodies, visits.of(request.scope)
-    size = announced(request)
+    size = announced_length(request)
     if size > max_body:
         raise TooLarge(_too_large(max_body))
     bodies.admit(size)
@@ -55,7 +57,7 @@ async def read(request: Request, max_body: int, patience: float) -> bytes:
     return b"".join(chunks)
 
 
-def announced(request: Request) -> int:
+def announced_length(request: Request) -> int:
     """Return the announced length of the body, or 0. Reads the raw headers, since this is on the hot path and called twice."""
     length = next((value for name, value in request.scope["headers"] if name == b"content-length"), b"")
     return int(length.lstrip(b"0") or 0) if length.isdigit() else 0  # int() refuses thousands of zeros
@@ -65,37 +67,39 @@ def picture(content_type: str, body: bytes) -> bytes:
     """Return the one picture of a request to /predict."""
     kind = _kind(content_type, body)
     if kind == MULTIPART:
-        found = _files(content_type, body, most=1)
+        contents = _files(content_type, body, most=1)
     elif kind == JSON:
-        found = [_from_base64(_parsed(OnePicture, body, most=1).image, "a picture")]
+        contents = [_from_base64(_parsed(OnePicture, body, most=1).image, "a picture")]
     elif kind.startswith("image/") or kind in RAW:
-        found = [body]
+        contents = [body]
     else:
-        raise _unreadable(kind, ONE)
-    if len(found) != 1:
-        raise MalformedRequest(f"expected one picture, found {len(found)}; {ONE if not found else '/predict/batch takes many'}")
-    return found[0]
+        raise _unreadable(kind, SEND_ONE)
+    if len(contents) != 1:
+        raise MalformedRequest(
+            f"expected one picture, found {len(contents)}; {SEND_ONE if not contents else '/predict/batch takes many'}"
+        )
+    return contents[0]
 
 
 def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
     """Return the pictures of a request to /predict/batch, in order."""
     kind = _kind(content_type, body)
     if kind == MULTIPART:
-        found = _files(content_type, body, most)
-        _check_count(len(found), most)
-        return found
+        contents = _files(content_type, body, most)
+        _check_count(len(contents), most)
+        return contents
     if kind == JSON:
         texts = _parsed(ManyPictures, body, most).images
         _check_count(len(texts), most)
         return [_from_base64(text, f"picture {index}") for index, text in enumerate(texts)]
-    raise _unreadable(kind, MANY)
+    raise _unreadable(kind, SEND_MANY)
 
 
 def _kind(content_type: str, body: bytes) -> str:
     kind = content_type.partition(";")[0].strip().lower()
-    if kind != MULTIPART and multipart.looks_so(body):
-        told = f"the body is {MULTIPART} but Content-Type says {kind[:60] or 'nothing'}"
-        raise MalformedRequest(f"{told}; {multipart.LEFT_ALONE}")
+    if kind != MULTIPART and multipart.looks_like_multipart(body):
+        problem = f"the body is {MULTIPART} but Content-Type says {kind[:60] or 'nothing'}"
+        raise MalformedRequest(f"{problem}; {multipart.LEAVE_HEADER_ALONE}")
     return kind
 
 
@@ -103,31 +107,31 @@ def _unreadable(kind: str, instead: str) -> NotAnImage:
     return NotAnImage(f"no picture can be read from {kind[:60] or 'a body without Content-Type'}: {instead}")
 
 
-def _check_count(found: int, most: int) -> None:
-    if not 1 <= found <= most:
-        what = "send them in several requests" if found else "send at least one"
-        raise MalformedRequest(f"expected 1 to {most} pictures, found {found}; {what}")
+def _check_count(count: int, most: int) -> None:
+    if not 1 <= count <= most:
+        advice = "send them in several requests" if count else "send at least one"
+        raise MalformedRequest(f"expected 1 to {most} pictures, found {count}; {advice}")
 
 
 def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
-    found = []
+    contents = []
     for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
-            told = f"a multipart field is called {part.name[:40]!r}; call each picture's field 'file'"
-            raise MalformedRequest(f"{told}, and put options into the query: {OPTION}")
-        found.append(part.content)
-    return found
+            problem = f"a multipart field is called {part.name[:40]!r}; call each picture's field 'file'"
+            raise MalformedRequest(f"{problem}, and put options into the query: {OPTION}")
+        contents.append(part.content)
+    return contents
 
 
 def _parsed(model: type[Sent], body: bytes, most: int) -> Sent:
-    wanted = f"send {model.FORM}, and put options into the query: {OPTION}"
+    advice = f"send {model.FORM}, and put options into the query: {OPTION}"
     limit = max(MOST_VALUES, 4 * most)
     if tensors.count_values(body) > limit:
-        raise TooLarge(f"more than {limit:,} values in JSON; {wanted}")
+        raise TooLarge(f"more than {limit:,} values in JSON; {advice}")
     try:
         return model.model_validate_json(body.removeprefix(codecs.BOM_UTF8))
     except ValidationError as error:
-        raise MalformedRequest(f"{faults.sentences(model, error, 'the body')[0]}; {wanted}") from None
+        raise MalformedRequest(f"{faults.sentences(model, error, 'the body')[0]}; {advice}") from None
 
 
 def _from_base64(text: str, which: str) -> bytes:
@@ -138,8 +142,8 @@ def _from_base64(text: str, which: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        told = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
-        raise MalformedRequest(f"{which} {told}") from None
+        problem = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
+        raise MalformedRequest(f"{which} {problem}") from None
 
 
 def _too_large(max_body: int) -> str:

@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 from starlette.requests import ClientDisconnect, Request
 
-SOON = 0.05  # seconds; most requests are answered sooner, and a watcher for each would cost more than it saves
+WATCH_AFTER = 0.05  # seconds; most requests are answered sooner, and a watcher for each would cost more than it saves
 
 
 @contextmanager
-def heeded(request: Request) -> Iterator[None]:
+def cancel_on_disconnect(request: Request) -> Iterator[None]:
     """Cancel what is awaited inside once the client is gone, and raise ClientDisconnect. The body must have been read."""
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     assert task is not None
@@ -23,7 +23,7 @@ def heeded(request: Request) -> Iterator[None]:
             pass
         task.cancel(msg="gone")
 
-    timer = loop.call_later(SOON, lambda: watchers.append(loop.create_task(watch())))
+    timer = loop.call_later(WATCH_AFTER, lambda: watchers.append(loop.create_task(watch())))
     try:
         yield
     except asyncio.CancelledError as error:

@@ -49,42 +49,42 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        asked, method = scope, scope["method"]
-        visit = visits.begin(asked)
+        client_scope, method = scope, scope["method"]
+        visit = visits.begin(client_scope)
         if method == "HEAD":  # answered like GET; the server below omits the body
-            scope = {**asked, "method": "GET"}
+            scope = {**client_scope, "method": "GET"}
         status, unread = 0, 0
 
-        async def stamped(message: Message) -> None:
+        async def send_stamped(message: Message) -> None:
             nonlocal status, unread
             if message["type"] == "http.response.start":
                 status = message["status"]
-                self._stamp(message["headers"], asked, status)
+                self._stamp(message["headers"], client_scope, status)
                 self._bodies.release(visit)  # before sending, which a slow client can prolong at will
-                unread = _length(message["headers"])
+                unread = _content_length(message["headers"])
                 self._bodies.unread += unread  # it waits in `send` while the client has not read the answer before
             await send(message)
 
         try:
-            refusal = self._turned_away(scope)
+            refusal = self._early_refusal(scope)
             if refusal is not None and refusal.status_code == Busy.status and self._crew.at_work:
                 await self._refusals.turn()
-            await (refusal or self._app)(scope, receive, stamped)
+            await (refusal or self._app)(scope, receive, send_stamped)
         except asyncio.CancelledError:  # by uvicorn, when the drain time is over; by Ray's proxy, when the client has left
             if not status and self._catalogue.draining:
-                ended = Busy("the server had to stop before this was finished; ask again", "draining")
-                await self._refusal(ended, visit)(scope, receive, stamped)
+                stopped = Busy("the server had to stop before this was finished; ask again", "draining")
+                await self._refusal(stopped, visit)(scope, receive, send_stamped)
         except Exception:
             logger.exception("a fault of the server's own")
             if status:
                 raise  # too late for an answer: uvicorn cuts the connection
             await problems.problem(500, "internal error", f"a fault of the server's own, logged as {visit.id}")(
-                scope, receive, stamped
+                scope, receive, send_stamped
             )
         finally:
             self._bodies.release(visit)
             self._bodies.unread -= unread  # the connection counts what is still unread
-            self._close(method, scope, visit, asked.get(REFUSED) or status or CLIENT_LEFT)
+            self._record(method, scope, visit, client_scope.get(REFUSED) or status or CLIENT_LEFT)
 
     def _stamp(self, headers: list[tuple[bytes, bytes]], scope: Scope, status: int) -> None:
         headers += visits.of(scope).headers()
@@ -96,14 +96,16 @@ class Envelope:
     def _ends_connection(self, scope: Scope, status: int) -> bool:
         """Whether this answer ends the connection: while draining, because it would otherwise be closed under a client that must
         go elsewhere; and on refusing a client that waits for 100 Continue, because its body may or may not still come."""
-        return self._catalogue.draining or (status >= 400 and visits.COMPLETE not in scope and _waits_for_leave(scope["headers"]))
+        return self._catalogue.draining or (
+            status >= 400 and visits.COMPLETE not in scope and _expects_continue(scope["headers"])
+        )
 
-    def _turned_away(self, scope: Scope) -> Response | None:
+    def _early_refusal(self, scope: Scope) -> Response | None:
         """Return a refusal if the key is missing, too many requests wait, or memory is short. Memory matters even without a body:
         the answer may stay unread."""
         if scope["path"] in OPEN_PATHS:
             return None
-        if not self._knows_key(scope["headers"]):
+        if not self._has_valid_key(scope["headers"]):
             return self._key_wanted(scope)
         if inference_protocol.asks_whether_ready(scope["path"]):
             return None
@@ -116,10 +118,10 @@ class Envelope:
         return None
 
     def _key_wanted(self, scope: Scope) -> Response:
-        another = any(_key(name, value) is not None for name, value in scope["headers"])
-        told = "the key sent is not the server's; " if another else ""
-        wanted = KeyWanted(f"{told}send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
-        answer = self._refusal(wanted, visits.of(scope))
+        has_other_key = any(_key(name, value) is not None for name, value in scope["headers"])
+        prefix = "the key sent is not the server's; " if has_other_key else ""
+        error = KeyWanted(f"{prefix}send the server's key as `Authorization: Bearer KEY` or `X-API-Key: KEY`")
+        answer = self._refusal(error, visits.of(scope))
         by_script = any(name == b"x-requested-with" for name, _ in scope["headers"])
         if not by_script:  # the page asks its user itself; with Basic offered, the browser would ask first
             answer.headers.append("WWW-Authenticate", BASIC)
@@ -130,14 +132,14 @@ class Envelope:
         self._metrics.count_refusal(error)
         return problems.of(error)
 
-    def _knows_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
+    def _has_valid_key(self, headers: list[tuple[bytes, bytes]]) -> bool:
         if not self._keys:
             return True
         sent = [key for name, value in headers if (key := _key(name, value)) is not None]
-        found = [hmac.compare_digest(known, key) for key in sent for known in self._keys]  # all, so that the time tells nothing
-        return any(found)
+        matches = [hmac.compare_digest(known, key) for key in sent for known in self._keys]  # all, so that the time tells nothing
+        return any(matches)
 
-    def _close(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
+    def _record(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", None)  # its pattern: the number of paths is unlimited
         seconds = time.monotonic() - visit.arrived
         self._metrics.count_answer(
@@ -146,19 +148,19 @@ class Envelope:
         if status == CLIENT_LEFT:
             self._metrics.count_departure()
         trace = None
-        if self._tracing and not _is_unasked_probe(scope):
+        if self._tracing and not _is_untraced_probe(scope):
             trace = self._tracing.record(method, route, _shown(scope["path"]), scope, visit, status, seconds)
         level = logging.DEBUG if status < 400 else logging.INFO if status < 500 or status == 503 else logging.WARNING
         if logger.isEnabledFor(level):  # never the query: it may hold a pose token
-            said = {"method": method, "route": route or NO_ROUTE, "status": status, "milliseconds": round(seconds * 1e3, 2)}
+            fields = {"method": method, "route": route or NO_ROUTE, "status": status, "milliseconds": round(seconds * 1e3, 2)}
             path = None if route else _shown(scope["path"])
-            said |= {name: value for name, value in (("path", path), ("refusal", visit.refusal), ("trace_id", trace)) if value}
+            fields |= {name: value for name, value in (("path", path), ("refusal", visit.refusal), ("trace_id", trace)) if value}
             text = f"%(method)s %({'path' if path else 'route'})s %(status)s %(milliseconds)s ms"
             text += ": %(refusal)s" if visit.refusal else ""
-            logger.log(level, text, said, extra={"request": said})
+            logger.log(level, text, fields, extra={"request": fields})
 
 
-def _is_unasked_probe(scope: Scope) -> bool:
+def _is_untraced_probe(scope: Scope) -> bool:
     """Whether this is a probe or a scrape that belongs to nobody's trace: there would be little else among the spans."""
     probes = scope["path"] in PROBES or inference_protocol.asks_whether_ready(scope["path"])
     return probes and all(name != b"traceparent" for name, _ in scope["headers"])
@@ -171,11 +173,11 @@ def _shown(path: str) -> str:
     return ascii("/".join(shown if len(shown) == len(parts) else [*shown, "..."]))[1:-1]
 
 
-def _length(headers: list[tuple[bytes, bytes]]) -> int:
+def _content_length(headers: list[tuple[bytes, bytes]]) -> int:
     return next((int(value) for name, value in headers if name == b"content-length"), 0)
 
 
-def _waits_for_leave(headers: list[tuple[bytes, bytes]]) -> bool:
+def _expects_continue(headers: list[tuple[bytes, bytes]]) -> bool:
     return any(name == b"expect" and value.lower() == b"100-continue" for name, value in headers)
 
 

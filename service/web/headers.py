@@ -18,8 +18,8 @@ def preferred(accept: Sequence[str], offers: Sequence[str]) -> str | None:
     ranges = [found for part in parts if (found := _range(part)) is not None]
     if not ranges:  # no header, or none that can be parsed
         return offers[0]
-    best = max(offers, key=lambda offer: _liking(offer, ranges))  # of equals the first
-    weight, _ = _liking(best, ranges)
+    best = max(offers, key=lambda offer: _preference(offer, ranges))  # of equals the first
+    weight, _ = _preference(best, ranges)
     return best if weight > 0 else None
 
 
@@ -35,14 +35,14 @@ def _range(part: str) -> tuple[str, float] | None:
     return found[1].lower(), 1.0
 
 
-def _liking(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int]:
+def _preference(offer: str, ranges: Sequence[tuple[str, float]]) -> tuple[float, int]:
     """Return the weight of the most specific range that matches, and how specific it is: 3 type/subtype, 2 type/*, 1 */*."""
-    closeness = {offer: 3, offer.partition("/")[0] + "/*": 2, "*/*": 1}
-    near, weight = max((closeness.get(name, 0), weight) for name, weight in ranges)
-    return (weight, near) if near else (0.0, 0)
+    specificities = {offer: 3, offer.partition("/")[0] + "/*": 2, "*/*": 1}
+    specificity, weight = max((specificities.get(name, 0), weight) for name, weight in ranges)
+    return (weight, specificity) if specificity else (0.0, 0)
 
 
-def knows(if_none_match: Sequence[str], etag: str) -> bool:
+def matches(if_none_match: Sequence[str], etag: str) -> bool:
     """Whether the client has this version, by weak comparison: W/"x" and "x" are the same."""
     tags = ",".join(if_none_match)
     return tags.strip() == "*" or etag.removeprefix("W/") in TAG.findall(tags)

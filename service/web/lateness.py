@@ -16,19 +16,19 @@ class Lateness:
     """Tolerates a burst, or a moment in which the machine did something else: requests delayed by it are admitted."""
 
     def __init__(self, max_wait: float) -> None:
-        self._longest = max(MOMENT, LATE * max_wait)
-        self._first = self._last = -inf  # when late requests were seen
+        self._allowed = max(MOMENT, LATE * max_wait)
+        self._first_late = self._last_late = -inf  # when late requests were seen
 
     def admit(self, arrived: float) -> None:
         """Raise Busy if a request that arrived then is late, and requests have been late for longer than one may wait."""
         now = monotonic()
         waited = now - arrived
-        if waited <= self._longest:
+        if waited <= self._allowed:
             return
-        if now - self._last > QUIET * self._longest:
-            self._first = now
-        self._last = now
-        if now - self._first > self._longest:
+        if now - self._last_late > QUIET * self._allowed:
+            self._first_late = now
+        self._last_late = now
+        if now - self._first_late > self._allowed:
             raise Busy(
                 f"more requests come than can be read: this one was read after {waited:.1f} s; ask again after the seconds "
                 "in Retry-After",

@@ -54,16 +54,16 @@ async def on_http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     title = HTTPStatus(error.status_code).phrase.lower()
     headers = dict(error.headers or {})
-    detail, below = title, request.scope.get("root_path", "")  # below which path the app is, as on Ray with a prefix
+    detail, prefix = title, request.scope.get("root_path", "")  # below which path the app is, as on Ray with a prefix
     if error.status_code == 404:
-        detail = f"there is nothing at this path; {below}/docs lists what there is"
+        detail = f"there is nothing at this path; {prefix}/docs lists what there is"
         if request.url.path.endswith("/"):
             detail += ", without a slash at its end"
-        elif request.url.path == below:
-            detail += f"; the page is at {below}/"
+        elif request.url.path == prefix:
+            detail += f"; the page is at {prefix}/"
     if error.status_code == 405:
         headers["Allow"] = _allowed(headers["Allow"])
-        detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; {below}/docs says how"
+        detail = f"this path takes {headers['Allow']} and not {request.method[:20]}; {prefix}/docs says how"
         if "access-control-request-method" in request.headers:  # a browser's preflight for another site's page
             detail = "pages of other origins get no answers here: put yours and this service behind one proxy, under one origin"
     return problem(error.status_code, title, detail, headers)

@@ -28,87 +28,89 @@ logger = logging.getLogger(__name__)
 
 MOST_HEAD = 1 << 16  # bytes of a request line and its headers, or of the trailers after a body
 MOST_HEADERS = 256  # an empty one takes thirty times as many bytes in memory as on the wire
-AHEAD, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, and as many more as so many bytes hold
+MOST_QUEUED, PIECE = 16, 1 << 12  # requests that may wait for their turn on a connection, and as many more as so many bytes hold
 NO_PATH = re.compile(rb"\A(https?://[^/?#]+)([?#].*)?\Z", re.IGNORECASE | re.DOTALL)  # means the path /, RFC 9112 3.2.2
-HANDSHAKE = b"\x16"  # the first byte of TLS
+TLS_HANDSHAKE = b"\x16"  # the first byte of TLS
 HTTP_2 = b"PRI * HTTP/2"  # how clients begin that speak only HTTP/2
 LINGER = 1.0  # seconds for a client that still sends to read why it was refused: if closed at once, it might see only a reset
 
 
 class Protocol(HttpToolsProtocol):
-    def __init__(
-        self, *uvicorns: Any, patience: float, count: Callable[[ServiceError], None], bodies: Bodies, **own: Any
-    ) -> None:
+    def __init__(self, *args: Any, patience: float, count: Callable[[ServiceError], None], bodies: Bodies, **kwargs: Any) -> None:
         """`patience` is the seconds within which a head must arrive and part of an answer must be read; `count` is called with
         what is refused here, which the app does not see, and `bodies` counts the bytes of answers that wait to be read."""
-        super().__init__(*uvicorns, **own)
+        super().__init__(*args, **kwargs)
         self.parser = self._new_parser()
         self._patience, self._count, self._bodies = patience, count, bodies
-        self._head = 0  # bytes since the last complete head or piece of a body
+        self._head_bytes = 0  # bytes since the last complete head or piece of a body
         self._in_head = self._in_body = False
         self._head_timer: TimerHandle | None = None
         self._reader_timer: TimerHandle | None = None  # runs while much of an answer is unread
-        self._kept = 0  # unread bytes of that answer
+        self._unread = 0  # unread bytes of that answer
         self._refused = False
-        self._at_work: RequestResponseCycle | None = None  # whose turn it is; uvicorn's `cycle` is the last whose head is here
-        self._ahead = b""  # bytes not parsed yet, since enough requests wait before them
+        self._active_cycle: RequestResponseCycle | None = (
+            None  # whose turn it is; uvicorn's `cycle` is the last whose head is here
+        )
+        self._unparsed = b""  # bytes not parsed yet, since enough requests wait before them
 
     def connection_made(self, transport: BaseTransport) -> None:
         super().connection_made(transport)  # type: ignore[arg-type]
-        self._courteous = SimpleNamespace(write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously)
+        self._courteous_transport = SimpleNamespace(
+            write=self._write, is_closing=self.transport.is_closing, close=self._close_courteously
+        )
         self._resume_reading = self.flow.resume_reading
-        self.flow.resume_reading = self._read_if_nothing_is_ahead  # type: ignore[method-assign]  # uvicorn calls it at every answer
+        self.flow.resume_reading = self._resume_if_all_is_parsed  # type: ignore[method-assign]  # uvicorn calls it at every answer
         self._expect_head()
 
     @property
-    def begins(self) -> bool:
+    def expects_request(self) -> bool:
         """Whether a request is on its way: part of its head is here, or the connection is so new that none may have arrived."""
         return not self._refused and (self._in_head or self.cycle is None)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._forget_timer()
-        self._ahead = b""
+        self._unparsed = b""
         self.resume_writing()  # ends the wait for a reader
-        if self._at_work is not None and not self._at_work.response_complete:
-            self._at_work.disconnected = True
-            self._at_work.message_event.set()
+        if self._active_cycle is not None and not self._active_cycle.response_complete:
+            self._active_cycle.disconnected = True
+            self._active_cycle.message_event.set()
         super().connection_lost(exc)
-        self._let_go()
+        self._break_reference_cycles()
 
-    def _let_go(self) -> None:
+    def _break_reference_cycles(self) -> None:
         """Break the reference cycles between this connection and its requests: heads and unread bodies would stay in memory until
         the garbage collector scans its oldest generation, hundreds of megabytes after some thousand connections."""
         self._unset_keepalive_if_required()  # uvicorn does so only where the connection was not reset
         del self.flow.resume_reading
         self.pipeline.clear()
-        self._at_work = self._courteous = self.cycle = None  # type: ignore[assignment]
+        self._active_cycle = self._courteous_transport = self.cycle = None  # type: ignore[assignment]
 
     def data_received(self, data: bytes) -> None:
-        self._read_on(self._ahead + data)
+        self._read_on(self._unparsed + data)
 
     def _read_on(self, data: bytes) -> None:
         """Parse `data` as far as there is room for its requests, and keep the rest."""
         at = 0
         try:
-            while at < len(data) and not self._refused and len(self.pipeline) < AHEAD:
-                most = MOST_HEAD - self._head
+            while at < len(data) and not self._refused and len(self.pipeline) < MOST_QUEUED:
+                most = MOST_HEAD - self._head_bytes
                 piece = data[at : at + (most if self._in_body else min(most, PIECE))]
                 at += len(piece)
-                self._head += len(piece)
+                self._head_bytes += len(piece)
                 self._parse(piece)
-                if self._head == MOST_HEAD:
+                if self._head_bytes == MOST_HEAD:
                     raise HeadTooLarge(f"the request's head is larger than {MOST_HEAD:,} bytes; send less")
         except ServiceError as error:
             self._refuse(error)
-        self._ahead = b"" if self._refused else data[at:]
-        if self._ahead:
+        self._unparsed = b"" if self._refused else data[at:]
+        if self._unparsed:
             self.flow.pause_reading()
             self._forget_timer()  # from now on the delay is ours
         elif self._in_head and self._head_timer is None and not self._refused:
             self._expect_head()
 
-    def _read_if_nothing_is_ahead(self) -> None:
-        if not self._ahead:
+    def _resume_if_all_is_parsed(self) -> None:
+        if not self._unparsed:
             self._resume_reading()
 
     def _parse(self, data: bytes) -> None:
@@ -117,20 +119,20 @@ class Protocol(HttpToolsProtocol):
                 self.parser.feed_data(data)
                 return
             except httptools.HttpParserUpgrade as pause:  # it takes no body for such a request: parsed again, without the offer
-                head = self._head_without_offer()
+                head = self._head_without_upgrade()
                 self.parser = self._new_parser()
                 data = head + data[pause.args[0] :]
             except httptools.HttpParserError as error:
                 if isinstance(error.__context__, ServiceError):  # raised in one of the callbacks below
                     raise error.__context__ from None
-                raise MalformedRequest(_not_understood(error, data, first=self.cycle is None)) from None
+                raise MalformedRequest(_advice(error, data, first=self.cycle is None)) from None
 
     def _new_parser(self) -> httptools.HttpRequestParser:
         parser = httptools.HttpRequestParser(self)
         parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn sets it
         return parser
 
-    def _head_without_offer(self) -> bytes:
+    def _head_without_upgrade(self) -> bytes:
         line = b"%s %s HTTP/%s" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())
         return b"\r\n".join((line, *(b"%s: %s" % header for header in self.headers if header[0] != b"upgrade"), b"", b""))
 
@@ -151,7 +153,7 @@ class Protocol(HttpToolsProtocol):
         if not self.url.startswith(b"/"):
             self.url = NO_PATH.sub(rb"\1/\2", self.url)
         if self.parser.should_upgrade():
-            return self._pass_over_offer()
+            return self._ignore_upgrade()
         hosts = sum(name == b"host" for name, _ in self.headers)
         if hosts > 1 or (hosts == 0 and self.parser.get_http_version() == "1.1"):
             raise MalformedRequest(f"expected one Host header (RFC 9112 3.2), found {hosts}")
@@ -159,44 +161,44 @@ class Protocol(HttpToolsProtocol):
             raise MalformedRequest("chunked is the only transfer coding read; send the body so, or with its Content-Length")
         if self.parser.get_http_version() == "1.0":  # it has no 100 Continue, RFC 9110 10.1.1
             self.expect_100_continue = False
-        self._in_head, self._in_body, self._head = False, True, 0
+        self._in_head, self._in_body, self._head_bytes = False, True, 0
         self._forget_timer()
         self._unset_keepalive_if_required()  # set if the previous answer was completed while this head came
         super().on_headers_complete()
-        self.cycle.transport = self._courteous  # type: ignore[assignment]  # it uses only these three methods
+        self.cycle.transport = self._courteous_transport  # type: ignore[assignment]  # it uses only these three methods
 
-    def _pass_over_offer(self) -> None:
+    def _ignore_upgrade(self) -> None:
         if all(name != b"upgrade" for name, _ in self.headers):
             raise MalformedRequest("this server is no proxy, so it takes no CONNECT")
 
     def on_body(self, body: bytes) -> None:
-        self._head = 0
+        self._head_bytes = 0
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         if not self.parser.should_upgrade():
-            self._in_body, self._head = False, 0
+            self._in_body, self._head_bytes = False, 0
             self._forget_timer()
             self.cycle.scope[visits.COMPLETE] = time.monotonic()  # type: ignore[literal-required]
             super().on_message_complete()
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         cycle.scope[visits.TURN] = time.monotonic()  # type: ignore[literal-required]
-        self._at_work = cycle
+        self._active_cycle = cycle
         super()._start_asgi_task(cycle, app)
 
     # Answers given before the whole request is here
 
     def on_response_complete(self) -> None:
-        unheard = self._in_body and not self.pipeline  # otherwise the body is that of a later request, whose turn comes
-        if self._at_work is not None:
-            self._at_work.body.clear()  # nobody will read it, however long the client stays
+        rest_unwanted = self._in_body and not self.pipeline  # otherwise the body is that of a later request, whose turn comes
+        if self._active_cycle is not None:
+            self._active_cycle.body.clear()  # nobody will read it, however long the client stays
         super().on_response_complete()
-        if unheard:
+        if rest_unwanted:
             self._expect_end()
         goes_on = self.cycle.keep_alive or self._in_body  # the last whose head is here: its body or another may follow
-        if self._ahead and goes_on and not self.transport.is_closing():
-            self._read_on(self._ahead)
+        if self._unparsed and goes_on and not self.transport.is_closing():
+            self._read_on(self._unparsed)
             self.flow.resume_reading()
 
     def _write(self, data: bytes) -> None:
@@ -222,16 +224,16 @@ class Protocol(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._kept = self.transport.get_write_buffer_size()
-        self._bodies.unread += self._kept
+        self._unread = self.transport.get_write_buffer_size()
+        self._bodies.unread += self._unread
         self._expect_reader()
 
     def resume_writing(self) -> None:
         if self._reader_timer is not None:
             self._reader_timer.cancel()
             self._reader_timer = None
-        self._bodies.unread -= self._kept
-        self._kept = 0
+        self._bodies.unread -= self._unread
+        self._unread = 0
         super().resume_writing()
 
     def _expect_reader(self) -> None:
@@ -271,15 +273,15 @@ class Protocol(HttpToolsProtocol):
         self._refused = True
         self._forget_timer()
         if idle:
-            self._answer(error, visit)
+            self._respond(error, visit)
         elif in_body and self.pipeline:  # answered when its turn comes
             cycle.keep_alive = False
-            self.pipeline[0] = cycle, self._told(error, visit)  # type: ignore[assignment]
+            self.pipeline[0] = cycle, self._response(error, visit)  # type: ignore[assignment]
         elif in_body:  # the body of the request at work is wrong
             cycle.scope[REFUSED] = error.status  # type: ignore[literal-required]
             cycle.disconnected = True
             cycle.message_event.set()
-            self._answer(error, visit)
+            self._respond(error, visit)
         else:
             cycle.keep_alive = False
 
@@ -291,28 +293,28 @@ class Protocol(HttpToolsProtocol):
         visit: Visit = scope.setdefault(visits.SCOPE_KEY, visits.new_visit(scope["headers"]))
         return visit
 
-    def _told(self, error: ServiceError, visit: Visit) -> Response:
-        told = problems.of(error)
-        told.raw_headers.extend(visit.headers())
-        return told
+    def _response(self, error: ServiceError, visit: Visit) -> Response:
+        response = problems.of(error)
+        response.raw_headers.extend(visit.headers())
+        return response
 
-    def _answer(self, error: ServiceError, visit: Visit) -> None:
+    def _respond(self, error: ServiceError, visit: Visit) -> None:
         if self.transport.is_closing():
             return
-        told = self._told(error, visit)
-        told.headers["connection"] = "close"
-        headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *told.raw_headers))
-        body = b"" if self.parser.get_method() == b"HEAD" else told.body
+        response = self._response(error, visit)
+        response.headers["connection"] = "close"
+        headers = b"".join(b"%s: %s\r\n" % header for header in (*self.server_state.default_headers, *response.raw_headers))
+        body = b"" if self.parser.get_method() == b"HEAD" else response.body
         self.transport.write(b"".join((STATUS_LINE[error.status], headers, b"\r\n", body)))
         self.transport.write_eof()
         self.loop.call_later(LINGER, self.transport.close)
 
 
-def _not_understood(error: httptools.HttpParserError, data: bytes, first: bool) -> str:
+def _advice(error: httptools.HttpParserError, data: bytes, first: bool) -> str:
     """Say what to send instead of this data; `first`: nothing was asked on the connection before."""
     if any(isinstance(each, httptools.HttpParserInvalidURLError) for each in (error, error.__context__)):
         return "expected an address that begins with / and is all ASCII; write \u00e9, for example, as %C3%A9"
-    if first and data.startswith(HANDSHAKE):
+    if first and data.startswith(TLS_HANDSHAKE):
         return "expected a request as HTTP/1.1 has it (RFC 9112), and no TLS on this port"
     if data.startswith(HTTP_2):
         return "expected HTTP/1.1, found HTTP/2; gRPC is not spoken here, /v2 is over HTTP/1.1"

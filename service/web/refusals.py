@@ -10,7 +10,7 @@ import asyncio
 import time
 
 RATE = 100  # per second, above which each is held back: 500 take half of a slow core
-HELD = 0.5  # seconds for which one is held back at most
+LONGEST_DELAY = 0.5  # seconds for which one is held back at most
 
 
 class Refusals:
@@ -20,7 +20,7 @@ class Refusals:
     async def turn(self) -> None:
         """Wait until the next refusal may go out."""
         now = time.monotonic()
-        held = min(max(0.0, self._next - now), HELD)
-        self._next = now + held + 1 / RATE
-        if held:
-            await asyncio.sleep(held)
+        delay = min(max(0.0, self._next - now), LONGEST_DELAY)
+        self._next = now + delay + 1 / RATE
+        if delay:
+            await asyncio.sleep(delay)

@@ -21,7 +21,7 @@ PLAYGROUND = Path(images.__file__).parent / "playground"
 def test_the_pages_upload_limits_match_the_services() -> None:
     script = (PLAYGROUND / "upload.js").read_text()
     usual = {name: field.default for name, field in Settings.model_fields.items()}
-    assert f"MOST = ({usual['max_body'] >> 20} << 20) + 1;" in script
+    assert f"MOST_BYTES = ({usual['max_body'] >> 20} << 20) + 1;" in script
     assert f"[MOST_PIXELS, LONGEST] = [{usual['max_pixels']:_}, {images.LONGEST_SIDE:_}];" in script
 
 

@@ -18,7 +18,7 @@ from PIL import Image, ImageDraw
 from service import catalogue
 from service.app import create_app
 from service.engine import CapsNet
-from service.process.server import configured
+from service.process.server import uvicorn_config
 from service.settings import Settings
 
 BUNDLES = Path(__file__).parent.parent / "bundles"
@@ -55,7 +55,7 @@ def serving(
     """Runs a server for a test that needs other settings; yields its client once it answers at the path `answers`."""
     app = create_app(chosen, nets)
     listener = socket.create_server(("127.0.0.1", port))
-    config = configured(app, chosen)
+    config = uvicorn_config(app, chosen)
     config.root_path = prefix
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([listener],))

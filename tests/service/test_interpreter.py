@@ -39,12 +39,12 @@ def test_gc_ignores_models_once_ready_and_after_a_reload(tmp_path: Path) -> None
 def test_settling_again_frees_garbage_that_was_frozen_before() -> None:
     ring = Ring()
     gone = weakref.ref(ring)
-    interpreter.settle()
+    interpreter.collect_and_freeze()
     assert gone() is ring
     del ring
     gc.collect()
     assert gone() is not None
-    interpreter.settle()
+    interpreter.collect_and_freeze()
     assert gone() is None
 
 
@@ -60,7 +60,7 @@ def test_a_starting_server_shortens_the_thread_switch_interval(monkeypatch: pyte
     try:
         with pytest.raises(Far):
             commands._serve_on(settings(), None, None)  # type: ignore[arg-type]  # neither is reached
-        assert sys.getswitchinterval() == pytest.approx(interpreter.TURN)
+        assert sys.getswitchinterval() == pytest.approx(interpreter.SWITCH_INTERVAL)
         assert sys.getswitchinterval() < before
     finally:
         sys.setswitchinterval(before)

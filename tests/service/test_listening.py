@@ -17,7 +17,7 @@ from service.app import create_app
 from service.engine import CapsNet
 from service.errors import StartError
 from service.process import listening
-from service.process.server import Server, configured
+from service.process.server import Server, uvicorn_config
 from service.process.workers import CANNOT_START
 from tests.service.conftest import TINY, reaching, settings, wait_until_ready
 from tests.service.launching import CAPSERVE, appears, launched, workers_of
@@ -44,8 +44,8 @@ def test_an_address_is_written_as_a_url(address: tuple[object, ...], url: str) -
 
 
 def test_a_link_local_address_keeps_its_interface() -> None:
-    assert listening.numbers(("::1", 8000, 0, 0)) == ("::1", 8000)
-    assert listening.numbers(("fe80::1", 8000, 0, 1)) == ("fe80::1%lo", 8000)
+    assert listening.numeric_address(("::1", 8000, 0, 0)) == ("::1", 8000)
+    assert listening.numeric_address(("fe80::1", 8000, 0, 1)) == ("fe80::1%lo", 8000)
 
 
 @pytest.mark.parametrize(
@@ -142,13 +142,13 @@ SLOW_TO_LOAD = """
 import sys, time
 from service.__main__ import main
 from service.process import server, workers
-workers.STUCK, workers.SLOWER = 8.0, 1.0
-configured = server.configured
+workers.STUCK, workers.TIMES_SLOWEST = 8.0, 1.0
+uvicorn_config = server.uvicorn_config
 def slowly(*arguments):
     print("loads", file=sys.stderr, flush=True)
     time.sleep(3)
-    return configured(*arguments)
-server.configured = slowly
+    return uvicorn_config(*arguments)
+server.uvicorn_config = slowly
 if __name__ == "__main__":
     sys.exit(main(["serve", "--workers", "2", "--linger", "0", *sys.argv[1:]]))
 """
@@ -248,7 +248,7 @@ def test_serving_raises_start_error_if_another_program_took_the_port(
         other.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         other.bind(listener.getsockname())
         other.listen()
-        server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
+        server = Server(uvicorn_config(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
         with pytest.raises(StartError, match=r"cannot listen on 127\.0\.0\.1:\d+: Address already in use; choose another"):
             asyncio.run(server.serve())
     assert [each for each in caplog.records if each.levelno >= logging.ERROR] == []  # the app's end is not logged as a fault

@@ -10,7 +10,7 @@ from statistics import median
 import httpx
 import pytest
 
-from service.web.refusals import HELD
+from service.web.refusals import LONGEST_DELAY
 from tests.service.conftest import drawn, encoded
 from tests.service.processes import PREDICT, Answer, Connection, Process, ask, process, request
 
@@ -134,7 +134,7 @@ def test_refused_clients_that_retry_at_once_hardly_slow_admitted_ones():
         stormy = asyncio.run(answers(server, crowd))
     assert calm.keys() == {200}
     assert stormy.keys() == {200, 503}
-    assert stormy[503] < 1.2 * crowd / HELD * seconds  # if none were held back, there would be three times as many
+    assert stormy[503] < 1.2 * crowd / LONGEST_DELAY * seconds  # if none were held back, there would be three times as many
     assert stormy[200] > 0.3 * calm[200]  # usually 0.7 to 1.0 of it; on a busy machine the crowd costs time, too
 
 

@@ -41,20 +41,20 @@ def test_too_little_memory_is_reported_with_a_setting_that_fits(limit: Path) -> 
     wanted = settings(max_pixels=10_000_000)
     for megabytes in (400, 460):
         limit.write_text(str(megabytes * MB))
-        told = memory.too_little(wanted, pictures=2, bodies=50 * MB) or ""
+        told = memory.shortage(wanted, pictures=2, bodies=50 * MB) or ""
         fitting = settings(max_pixels=int(told.rpartition("CAPSERVE_MAX_PIXELS=")[2]))
-        assert memory.too_little(fitting, pictures=2, bodies=50 * MB) is None
+        assert memory.shortage(fitting, pictures=2, bodies=50 * MB) is None
     limit.write_text(str(200 * MB))
-    assert (memory.too_little(wanted, pictures=2, bodies=50 * MB) or "").endswith("raise the limit")
+    assert (memory.shortage(wanted, pictures=2, bodies=50 * MB) or "").endswith("raise the limit")
     limit.write_text(str(700 * MB))
-    assert memory.too_little(wanted, pictures=2, bodies=50 * MB) is None
+    assert memory.shortage(wanted, pictures=2, bodies=50 * MB) is None
 
 
 def test_memory_needed_grows_with_the_number_of_workers(limit: Path) -> None:
-    limit.write_text(str(4 * memory.PROCESS + 16 * MB))
+    limit.write_text(str(4 * memory.PROCESS_BYTES + 16 * MB))
     few, many = (settings(workers=count, max_pixels=1_000) for count in (4, 5))
-    assert memory.too_little(few, pictures=1, bodies=0) is None
-    assert memory.too_little(many, pictures=1, bodies=0) is not None
+    assert memory.shortage(few, pictures=1, bodies=0) is None
+    assert memory.shortage(many, pictures=1, bodies=0) is not None
 
 
 def test_creating_the_app_logs_too_little_memory(limit: Path, nets: dict[str, CapsNet], caplog: pytest.LogCaptureFixture) -> None:

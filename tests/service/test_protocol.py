@@ -26,7 +26,7 @@ from service.engine import CapsNet
 from service.process import server as uvicorns
 from service.settings import Settings
 from service.visits import request_id
-from service.web.protocol import AHEAD, MOST_HEAD, MOST_HEADERS, Protocol
+from service.web.protocol import MOST_HEAD, MOST_HEADERS, MOST_QUEUED, Protocol
 from tests.service import conftest
 from tests.service.processes import DIGIT, PREDICT, Connection, Process, ask, process, request
 from tests.service.test_metrics import samples
@@ -249,8 +249,8 @@ def test_a_slow_head_after_a_good_request_gets_408(server: Process) -> None:
 def test_a_head_whose_rest_is_queued_behind_requests_does_not_time_out() -> None:
     last = head(100)
     with process(1.0, patience=0.4) as slow:
-        answers = said(slow, PREDICT + GET * AHEAD + last[:50], last[50:], pause=0.2)
-    assert statuses(answers) == [200] * (AHEAD + 2)
+        answers = said(slow, PREDICT + GET * MOST_QUEUED + last[:50], last[50:], pause=0.2)
+    assert statuses(answers) == [200] * (MOST_QUEUED + 2)
 
 
 def test_a_silent_connection_gets_408(server: Process) -> None:
@@ -464,11 +464,11 @@ def test_an_idle_connection_is_not_closed_under_the_next_request(
     """The head of the next request had begun when the answer before it was sent."""
 
     def hasty(app: FastAPI, settings: Settings) -> uvicorn.Config:
-        config = uvicorns.configured(app, settings)
+        config = uvicorns.uvicorn_config(app, settings)
         config.timeout_keep_alive = 0.5  # type: ignore[assignment]
         return config
 
-    monkeypatch.setattr(conftest, "configured", hasty)
+    monkeypatch.setattr(conftest, "uvicorn_config", hasty)
     with conftest.serving(conftest.settings(), nets) as client:
         with socket.create_connection((client.base_url.host, client.base_url.port or 80), timeout=10) as connection:
             connection.sendall(PREDICT + PREDICT[:20])

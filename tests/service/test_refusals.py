@@ -12,7 +12,7 @@ from service.app import create_app
 from service.engine import CapsNet
 from service.errors import Busy
 from service.web import refusals
-from service.web.refusals import HELD, RATE, Refusals
+from service.web.refusals import LONGEST_DELAY, RATE, Refusals
 from tests.service.conftest import settings
 
 LARGE = 8 << 20  # bytes
@@ -36,8 +36,8 @@ def test_refusals_beyond_the_rate_are_delayed_up_to_a_limit(monkeypatch: pytest.
     many = asyncio.run(turns(2 * RATE))
     assert len(many) == 2 * RATE - 1  # the first goes out at once
     assert many[:3] == pytest.approx([1 / RATE, 2 / RATE, 3 / RATE])
-    assert max(many) == many[-1] == HELD
-    now += HELD + 2 / RATE
+    assert max(many) == many[-1] == LONGEST_DELAY
+    now += LONGEST_DELAY + 2 / RATE
     assert asyncio.run(turns(1)) == []
 
 
@@ -62,7 +62,7 @@ def test_a_delayed_refusal_holds_no_memory(refusing: str, nets: dict[str, CapsNe
             service.refusals._next = time.monotonic() + 60
             began = time.monotonic()
             asking = asyncio.create_task(client.post("/predict", content=body(), headers={"Content-Type": "image/png"}))
-            await asyncio.sleep(0.6 * HELD)
+            await asyncio.sleep(0.6 * LONGEST_DELAY)
             assert not asking.done()
             assert service.bodies.held == 0
             assert tracemalloc.get_traced_memory()[0] - before < LARGE / 2
@@ -78,7 +78,7 @@ def test_a_delayed_refusal_holds_no_memory(refusing: str, nets: dict[str, CapsNe
         tracemalloc.stop()
     assert answer.status_code == 503
     assert "too many pictures wait" in answer.text
-    assert seconds >= HELD
+    assert seconds >= LONGEST_DELAY
 
 
 def test_a_busy_server_still_tells_probes_that_it_is_ready(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:

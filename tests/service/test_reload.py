@@ -27,7 +27,7 @@ from service.catalogue import Catalogue
 from service.engine import CapsNet
 from service.manifest import BundleError
 from service.metrics import Metrics
-from service.process.server import Server, configured
+from service.process.server import Server, uvicorn_config
 from tests.service.bundles import TINY, renewed
 from tests.service.conftest import reaching, serving, settings
 from tests.service.processes import Process, process
@@ -404,8 +404,8 @@ def test_a_sighup_reload_that_fails_unexpectedly_is_logged(
 
     async def hang_up() -> None:
         with socket.socket() as listener:
-            server = Server(configured(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
-            server._hang_up()
+            server = Server(uvicorn_config(app, wanted), app.state.service.catalogue, wanted.linger, listener, beat=lambda: None)
+            server._on_hangup()
             await asyncio.gather(*server._reloads)
 
     asyncio.run(hang_up())

@@ -51,16 +51,16 @@ def test_sighup_ends_a_server_run_from_a_terminal(tmp_path: Path) -> None:
 
 
 def test_early_sighups_reach_the_handler_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(siblings, "reload_on_hangup", lambda: True)
+    monkeypatch.setattr(siblings, "hangup_reloads", lambda: True)
     before, reloads = signal.getsignal(signal.SIGHUP), []
     try:
         siblings.hold_hangups()
         for _ in range(2):
             signal.raise_signal(signal.SIGHUP)
         signal.signal(signal.SIGHUP, lambda *_: reloads.append("reload"))
-        siblings.let_hangups_in()
+        siblings.release_hangups()
         assert reloads == ["reload"]
-        siblings.let_hangups_in()
+        siblings.release_hangups()
         assert reloads == ["reload"]
     finally:
         signal.signal(signal.SIGHUP, before)

@@ -16,7 +16,7 @@ from service.process import tallies
 
 def test_another_users_metrics_are_left_alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(tallies.FOLDER, "")
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, "")
     left = tmp_path / f"{tallies.PREFIX}left"
     left.mkdir()
     os.utime(left, (0, 0))
@@ -42,7 +42,7 @@ def test_another_users_metrics_are_left_alone(monkeypatch: pytest.MonkeyPatch, t
 def test_gauges_of_several_workers_are_combined(
     name: str, said: tuple[int, ...], together: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, str(tmp_path))
     monkeypatch.setattr(values, "ValueClass", values.ValueClass)  # which keep_in_files sets
     for place, value in enumerate(said):
         metrics.keep_in_files(place)

@@ -397,8 +397,8 @@ def test_workers_do_not_start_without_disk_space_for_their_metrics(tmp_path: Pat
 
 def test_a_worker_without_room_for_metrics_leaves_no_partial_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """With an empty file among them, nobody could read any."""
-    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
-    tallies.lay_down(0)
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, str(tmp_path))
+    tallies.create_files(0)
     write = Path.write_bytes
 
     def fill(path: Path, data: bytes) -> int:
@@ -407,11 +407,11 @@ def test_a_worker_without_room_for_metrics_leaves_no_partial_files(monkeypatch: 
 
     monkeypatch.setattr(Path, "write_bytes", fill)
     with pytest.raises(OSError, match=r"No space left on device, for [\d,]+ bytes of metrics in "):
-        tallies.lay_down(1)
+        tallies.create_files(1)
     assert not list(tmp_path.glob("*_1.db"))
     monkeypatch.undo()
-    monkeypatch.setenv(tallies.FOLDER, str(tmp_path))
-    tallies.lay_down(1)
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, str(tmp_path))
+    tallies.create_files(1)
     assert {path.name: path.stat().st_size for path in tmp_path.glob("*_1.db")} == {
         f"{kind}_1.db": size for kind, size in tallies.SIZES.items()
     }
@@ -450,9 +450,9 @@ def test_unwritable_shared_memory_is_reported_at_start() -> None:
 
 def test_the_metrics_folder_is_locked_against_removal_of_old_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(tallies.FOLDER, "")
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, "")
     with tallies.folder():
-        found = os.open(os.environ[tallies.FOLDER], os.O_RDONLY)
+        found = os.open(os.environ[tallies.FOLDER_VARIABLE], os.O_RDONLY)
         with pytest.raises(BlockingIOError):  # as systemd-tmpfiles tries
             fcntl.flock(found, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.close(found)
@@ -460,9 +460,9 @@ def test_the_metrics_folder_is_locked_against_removal_of_old_files(monkeypatch: 
 
 def test_a_start_removes_only_the_metrics_of_a_killed_server(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv(tallies.FOLDER, "")
+    monkeypatch.setenv(tallies.FOLDER_VARIABLE, "")
     with tallies.folder():
-        at_work = Path(os.environ[tallies.FOLDER])
+        at_work = Path(os.environ[tallies.FOLDER_VARIABLE])
         left, others = tmp_path / f"{tallies.PREFIX}left", tmp_path / "others"
         linked, fresh = tmp_path / f"{tallies.PREFIX}linked", tmp_path / f"{tallies.PREFIX}fresh"
         for each in (left, others, fresh):
@@ -472,7 +472,7 @@ def test_a_start_removes_only_the_metrics_of_a_killed_server(monkeypatch: pytest
         for each in (at_work, left, others):
             os.utime(each, (0, 0))
         with tallies.folder():
-            own = Path(os.environ[tallies.FOLDER])
+            own = Path(os.environ[tallies.FOLDER_VARIABLE])
             assert set(tmp_path.iterdir()) == {own, at_work, others, linked, fresh}
     assert (others / "counter_0.db").exists()
 
