@@ -49,7 +49,7 @@ def test_a_delayed_refusal_holds_no_memory(refusing: str, nets: dict[str, CapsNe
         for _ in range(LARGE >> 20):
             yield bytes(1 << 20)
 
-    def busy() -> None:
+    def busy(pictures: int = 1) -> None:
         raise Busy("too many pictures wait", refusing)
 
     async def refused() -> tuple[httpx.Response, float]:
@@ -84,7 +84,7 @@ def test_a_delayed_refusal_holds_no_memory(refusing: str, nets: dict[str, CapsNe
 def test_a_busy_server_still_tells_probes_that_it_is_ready(nets: dict[str, CapsNet], monkeypatch: pytest.MonkeyPatch) -> None:
     """Otherwise whatever watches it would take it out of rotation just when it is needed."""
 
-    def busy() -> None:
+    def busy(pictures: int = 1) -> None:
         raise Busy("others' bodies fill the memory", "bodies")
 
     app = create_app(settings(), nets)
