@@ -1,7 +1,8 @@
 """What a picture would be with nothing written on it, and how far it departs from that. Knows nothing about digits.
 
-Three papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; and whatever is left when
-everything narrow is removed, for hard shadows. Printed rules count as paper too, and so do frames and a hand's shadow.
+Four papers are tried, simplest first: one colour; a smooth surface, for lamps and vignettes; all that is as light as some of the
+border, if light and dark alternate there, for the shadows of blinds and leaves; and whatever is left when everything narrow is
+removed, for hard shadows. Printed rules count as paper too, and so do frames and a hand's shadow.
 A paper is believed if nearly all of the picture's border looks like it, or if what does not may be ink.
 """
 
@@ -29,6 +30,9 @@ ONE_SIDED = 0.35  # of the ink's strength: where something departs further to th
 SHADE = 0.03  # of the picture: a smaller shadow does not matter
 DARKER, WIDER = 1.7, 1.2  # times: ink is this much darker than a shadow, and a shadow this much wider than ink
 LONGER = 2  # times the width of a shadow: some stroke of the ink is this long
+STRIPES = 4  # changes from light to dark or back, around the picture: the edge of a single shadow makes two
+NEARLY_ALL = 0.98  # of the border: the rest may be specks
+BEYOND = 0.5  # of the difference between the border's lightest and darkest: ink is at least so far beyond them
 NARROW = 1 / 3  # of the picture's longer side: strokes are narrower, shadows are not
 
 
@@ -36,7 +40,7 @@ def departure(colours: Array, alone: bool = True) -> Departure:
     """How far (h, w, 3 or 1) departs from the likeliest paper; if two digits are looked for, a 0 around a 1 is no frame."""
     border = _border(colours.shape[0], colours.shape[1])
     tried: list[tuple[int, Departure, Departure]] = []
-    for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_narrow, GRAVE)):
+    for attempt, acceptable in ((_flat, NONE), (_smooth, SOME), (_striped, SOME), (_narrow, GRAVE)):
         line = attempt(colours, border)
         if line is not None:
             rest = unruled(seen := Departure(line))
@@ -172,6 +176,34 @@ def _towards_ink(rest: Array) -> Array:
         line = flat @ directions[:, -1].astype(np.float32)
     towards: Array = line.reshape(rest.shape[:2]) * np.float32(1 if (line * line * line).sum() > 0 else -1)
     return towards
+
+
+def _striped(colours: Array, border: Places) -> Array | None:
+    """What is darker, or lighter, than a border along which light and dark alternate: ink in the shadows of blinds, chalk over
+    what a sponge left. None if neither is far beyond the border, or both are."""
+    around = np.concatenate([colours[0], colours[:, -1], colours[-1, ::-1], colours[::-1, 0]])
+    if not _alternate(lightness(around[None])[0]):
+        return None
+    found = []
+    for sign, choose in ((-1, np.minimum), (1, np.maximum)):  # ink is dark in some channel, chalk light in some
+        low, high = _extent(sign * choose.reduce(around, axis=1))
+        beyond = Departure((sign * choose.reduce(colours, axis=2) - high).clip(0))
+        if beyond.written and beyond.strength > BEYOND * (high - low):
+            found.append(beyond.line)
+    return found[0] if len(found) == 1 else None
+
+
+def _alternate(around: Array) -> bool:
+    """Whether it goes from light to dark and back several times, and neither is so little that it may be ink."""
+    low, high = _extent(around)
+    off = around - (low + high) / 2
+    above = off[abs(off) > (high - low) / 4] > 0  # without a stripe's soft edges, where noise alternates too
+    return bool(np.count_nonzero(above[1:] != above[:-1]) >= STRIPES and CLEAN < above.mean() < 1 - CLEAN)
+
+
+def _extent(values: Array) -> tuple[float, float]:
+    levels = np.sort(values)
+    return quantile(levels, 1 - NEARLY_ALL), quantile(levels, NEARLY_ALL)
 
 
 def _narrow(colours: Array, border: Places) -> Array:

@@ -220,6 +220,15 @@ def test_a_blank_picture_normalises_to_all_zeros(picture: Image.Image) -> None:
     assert not images.prepare(picture, SHAPE, normalise=True).any()
 
 
+@pytest.mark.parametrize(("light", "dark", "pen"), [(0.95, 0.5, 0.1), (0.45, 0.15, 0.95)], ids=["blinds", "a wiped board"])
+def test_what_is_written_over_stripes_is_read(compact: CapsNet, light: float, dark: float, pen: float) -> None:
+    """Ink where blinds throw their shadow, and chalk over the traces of a sponge."""
+    y, x = np.mgrid[:240, :240]
+    stripes = np.where(np.sin((x + 3 * y) / 30) > 0, light, dark)
+    pictures = prepared(drawings.grey(ink("pen", digit), pen, stripes) for digit in DIGITS)
+    assert (labels(compact, pictures) == np.arange(10)).sum() >= 9
+
+
 @pytest.mark.parametrize("size", [(1, 1), (2, 2), (1, 500), (3, 2), (9, 800), (28, 28), (257, 256)])
 @pytest.mark.parametrize("mode", ["1", "L", "LA", "P", "RGB", "RGBA", "I;16", "CMYK"])
 def test_any_pixels_give_a_finite_picture(size: tuple[int, int], mode: str) -> None:
