@@ -30,5 +30,9 @@ class Pace:
         return wait if wait > DEADLINE_SHARE * deadline or (wait > most and waited > WAITED_SHARE * most) else 0.0
 
     def seconds_until_room(self, pieces: float, most: float, deadline: float = math.inf) -> float:
-        """Seconds until so few of `pieces` are left that another would be let in; past the deadline none is left."""
-        return min(self.seconds * pieces, deadline) - min(most, DEADLINE_SHARE * deadline)
+        """Seconds until so few of `pieces` are left that another would be let in; past the deadline none is left.
+
+        Where any wait is allowed, because the queue is limited in pieces alone, until all are done.
+        """
+        room = min(most, DEADLINE_SHARE * deadline)
+        return min(self.seconds * pieces, deadline) - (room if room < math.inf else 0.0)

@@ -2,6 +2,7 @@
 
 import asyncio
 import gc
+import math
 import threading
 import time
 import weakref
@@ -248,6 +249,19 @@ async def test_a_refusal_estimates_when_to_retry():
         with pytest.raises(Busy, match=told) as refused:
             house.batcher.admit(images)
         assert refused.value.headers == {"Retry-After": "2"}
+    await asyncio.gather(*taken)
+
+
+@scenario
+async def test_a_full_queue_without_a_limit_in_seconds_says_when_to_retry():
+    """Such is the decoder's queue."""
+    house = House(slowly, max_batch=2, max_wait=math.inf)
+    taken = [house.send(2) for _ in range(4)]
+    await asyncio.sleep(0)
+    house.batcher.max_queue = house.batcher.queued + 1
+    with pytest.raises(Busy, match="the queue holds") as refused:
+        house.batcher.admit(2)
+    assert refused.value.headers == {"Retry-After": "1"}
     await asyncio.gather(*taken)
 
 
