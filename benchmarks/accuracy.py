@@ -23,7 +23,7 @@ SHIPPED = ("compact", "paper", "overlap")  # any others in that folder are the r
 DRAWS = 5
 HEAD = ("model", "parameters", "files", "test error, float32", "int8", "mean of seeds", "epochs", "trained on")
 
-# What others report: (who, parameters, test error, epochs). Errors with a deviation are means of several runs.
+# What others report: (source, parameters, test error, epochs). Errors with a deviation are means of several runs.
 OTHERS = (
     ("[Sabour et al. 2017](https://arxiv.org/abs/1710.09829)", "8.2 M", "0.25 % (0.005)", ""),
     ("[XifengGuo/CapsNet-Pytorch](https://github.com/XifengGuo/CapsNet-Pytorch)", "8.2 M", "0.34 % (0.029), best 0.30 %", "50"),

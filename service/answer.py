@@ -18,7 +18,7 @@ DECIMALS = 6  # decimals of a probability: float32 has no more
 def prediction(
     manifest: Manifest, perception: Perception, row: int, verdict: Verdict, drawings: bool, input_image: Array | None = None
 ) -> dict[str, Any]:
-    """`drawings` adds each object's drawing to the answer; `taken` (C, H, W), the network's input, is added too if given."""
+    """`drawings` adds each object's drawing to the answer; `input_image` (C, H, W), what the network was shown, too if given."""
     probabilities = [round(length, DECIMALS) for length in perception.lengths[row].tolist()]
     labels = perception.objects(row)
     objects: list[dict[str, Any]] = []

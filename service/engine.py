@@ -23,7 +23,7 @@ from service.sessions import Device
 from service.settings import WantedVariant
 
 Labels = NDArray[np.int64]
-LARGEST_DRAWING_BATCH = cuda.BUCKETS[-1]  # most drawings in a batch: they are cheap beside encodings, and a sweep wants a hundred
+LARGEST_DRAWING_BATCH = cuda.BUCKETS[-1]  # drawings are cheap beside encodings, and a sweep wants a hundred
 
 
 class Perception(NamedTuple):

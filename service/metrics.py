@@ -149,7 +149,7 @@ class Metrics:
             self.start_time = Gauge("process_start_time_seconds", description, registry=registry, multiprocess_mode="max")
 
     def worker_started(self, workers: int) -> None:
-        """Notes that this process begins to answer, as one of `wanted`."""
+        """Notes that this process begins to answer, as one of so many `workers`."""
         self.workers.set(1)
         if self.start_time is not None:
             self.start_time.set_to_current_time()

@@ -27,7 +27,7 @@ class Visit:
     arrived: float = field(default_factory=time.monotonic)
     complete: float = field(default_factory=time.monotonic)  # when its body had arrived too: from then on the time is ours
     stages: Stages = field(default_factory=dict)
-    body_bytes: int = 0  # bytes of its body
+    body_bytes: int = 0  # those in memory
     provider: str = ""  # ONNX Runtime's, if one ran a model for it
     refusal: str = ""  # why it was not answered as asked
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from training import spectral
 
-SMALLEST_KERNEL, LARGEST_PICTURE = 7, 40  # smallest kernel side; largest picture side, whose spectra still fit into memory
+SMALLEST_KERNEL, LARGEST_PICTURE = 7, 40  # pixels a side; the spectra of larger pictures may not fit into memory
 PRECISIONS = (torch.float32, torch.bfloat16)
 
 

@@ -26,7 +26,7 @@ from service.bundle import IMAGES
 QUANTISED = ("Conv", "Gemm", "Relu")  # a Relu costs nothing: the range of the convolution before it starts at zero instead
 NEARLY_ALL = 0.9  # share of the weights of all layers
 BATCH = 50
-PERCENTILE = 99.999  # of absolute values, that the int8 range covers: up to the very largest it would be too coarse
+PERCENTILE = 99.999  # of absolute values: the int8 range ends there, since up to the very largest it would be too coarse
 
 
 class _CalibrationReader(CalibrationDataReader):  # type: ignore[misc]

@@ -10,7 +10,7 @@ import asyncio
 import time
 
 RATE = 100  # per second, above which each is held back: 500 take half of a slow core
-LONGEST_DELAY = 0.5  # seconds for which one is held back at most
+LONGEST_DELAY = 0.5  # seconds
 
 
 class Refusals:

@@ -36,7 +36,7 @@ def test_gc_ignores_models_once_ready_and_after_a_reload(tmp_path: Path) -> None
         assert not models_scanned_by_gc()
 
 
-def test_settling_again_frees_garbage_that_was_frozen_before() -> None:
+def test_freezing_again_frees_garbage_that_was_frozen_before() -> None:
     ring = Ring()
     gone = weakref.ref(ring)
     interpreter.collect_and_freeze()

@@ -27,7 +27,7 @@ def test_a_wait_is_too_long_if_somebody_waits_or_the_deadline_is_near() -> None:
     assert pace.excessive_wait(20, waited=0.0, most=9.0, deadline=2.0 / DEADLINE_SHARE - 0.1) == pytest.approx(2.0)
 
 
-def test_until_room_ends_when_the_rest_fits_or_the_deadline_has_passed() -> None:
+def test_there_is_room_when_the_rest_fits_or_the_deadline_has_passed() -> None:
     pace = Pace(0.1)
     assert pace.seconds_until_room(20, most=0.5) == pytest.approx(1.5)
     assert pace.seconds_until_room(20, most=math.inf) == pytest.approx(2.0)
