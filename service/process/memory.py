@@ -7,8 +7,8 @@ from pathlib import Path
 from service.process import cpus
 from service.settings import Settings
 
-PROCESS_BYTES = 220 << 20  # bytes of one process with the three shipped models
-PIXEL_BYTES = 16  # bytes per pixel of a picture that is being decoded
+PROCESS_BYTES = 220 << 20  # one process with the three shipped models
+PIXEL_BYTES = 16  # each pixel of a picture that is being decoded
 FILES = ("memory.max", "memory.limit_in_bytes")  # in cgroups v2 and v1
 
 
@@ -28,12 +28,12 @@ def shortage(settings: Settings, pictures: int, bodies: int) -> str | None:
     needed = besides_pictures + pictures * PIXEL_BYTES * settings.max_pixels
     if limit >= needed:
         return None
-    problem = (
+    message = (
         f"a memory limit of {limit >> 20} MB, but with {pictures} pictures of {settings.max_pixels:,} pixels this server may need"
     )
     fitting_pixels = max(0, limit - besides_pictures) // (pictures * PIXEL_BYTES)
     instead = f", or set CAPSERVE_MAX_PIXELS={fitting_pixels}" if fitting_pixels else ""
-    return f"{problem} {needed >> 20}: one of them could end this server; raise the limit{instead}"
+    return f"{message} {needed >> 20}: one of them could end this server; raise the limit{instead}"
 
 
 def _limit_in(file: Path) -> int | None:

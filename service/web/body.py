@@ -98,8 +98,8 @@ def pictures(content_type: str, body: bytes, most: int) -> list[bytes]:
 def _kind(content_type: str, body: bytes) -> str:
     kind = content_type.partition(";")[0].strip().lower()
     if kind != MULTIPART and multipart.looks_like_multipart(body):
-        problem = f"the body is {MULTIPART} but Content-Type says {kind[:60] or 'nothing'}"
-        raise MalformedRequest(f"{problem}; {multipart.LEAVE_HEADER_ALONE}")
+        message = f"the body is {MULTIPART} but Content-Type says {kind[:60] or 'nothing'}"
+        raise MalformedRequest(f"{message}; {multipart.LEAVE_HEADER_ALONE}")
     return kind
 
 
@@ -117,8 +117,8 @@ def _files(content_type: str, body: bytes, most: int) -> list[bytes]:
     contents = []
     for part in multipart.parse(content_type, body, max(multipart.MOST_PARTS, most)):
         if part.name != "file":
-            problem = f"a multipart field is called {part.name[:40]!r}; call each picture's field 'file'"
-            raise MalformedRequest(f"{problem}, and put options into the query: {OPTION}")
+            message = f"a multipart field is called {part.name[:40]!r}; call each picture's field 'file'"
+            raise MalformedRequest(f"{message}, and put options into the query: {OPTION}")
         contents.append(part.content)
     return contents
 
@@ -142,8 +142,8 @@ def _from_base64(text: str, which: str) -> bytes:
     try:
         return base64.b64decode(text, validate=True)
     except ValueError:
-        problem = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
-        raise MalformedRequest(f"{which} {problem}") from None
+        message = "is not valid base64; encode its bytes with the standard alphabet and padding, without line breaks"
+        raise MalformedRequest(f"{which} {message}") from None
 
 
 def _too_large(max_body: int) -> str:

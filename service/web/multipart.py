@@ -38,8 +38,8 @@ def parse(content_type: str, body: bytes, most: int = MOST_PARTS) -> list[Part]:
     if len(sections) > most + 2:
         raise MalformedRequest(f"more than {most} parts in a multipart body; send fewer")
     if len(sections) == 1:
-        problem = "the boundary that Content-Type names is nowhere in" if body else "there is nothing (0 bytes) in"
-        raise MalformedRequest(f"{problem} the multipart body; {LEAVE_HEADER_ALONE}")
+        message = "the boundary that Content-Type names is nowhere in" if body else "there is nothing (0 bytes) in"
+        raise MalformedRequest(f"{message} the multipart body; {LEAVE_HEADER_ALONE}")
     parts: list[Part] = []
     room = LONG_HEAD * most
     for section in sections[1:]:
@@ -57,8 +57,8 @@ def _part(section: bytes, room: int) -> Part:
     if len(head) > room:
         raise MalformedRequest("the parts of the multipart body have too many bytes of headers; give pictures shorter names")
     if not line or padding.strip(b" \t") or not blank:
-        problem = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
-        raise MalformedRequest(f"{problem}, and CRLF at the ends of lines")
+        message = "a part of the multipart body has no headers; each needs a Content-Disposition with a name"
+        raise MalformedRequest(f"{message}, and CRLF at the ends of lines")
     for header in FOLD.sub(b" ", head).split(b"\r\n", MOST_READ + 1)[1 : MOST_READ + 1]:
         key, _, value = header.partition(b":")
         if key.strip().lower() == b"content-disposition":
