@@ -107,10 +107,8 @@ def _measure(running: ExitStack, rounds: int, seconds: float) -> list[Row]:
     for name, loads in measured.items():
         cores = f"   {median(busy[name]):.2f} cores" if name in busy else ""
         print(f"{name:38} {_summary(loads)}{cores}", flush=True)
-    answered, expected = (
-        _answered_requests(two) - answered_before,
-        sum(each.requests for each in measured[TWO] + measured[SCANS_TWO]),
-    )
+    answered = _answered_requests(two) - answered_before
+    expected = sum(each.requests for each in measured[TWO] + measured[SCANS_TWO])
     return [
         *_comparison(measured[DEFAULT], measured[PLAIN_PAPER], "shipped default against plain, paper fp32", 7, 1 / 5),
         *_comparison(measured[PAPER], measured[PLAIN_PAPER], "paper fp32 behind both", 1.4, 1),

@@ -42,7 +42,6 @@ def serve(settings: Settings) -> int:
 
 
 def _serve_in_this_process(settings: Settings) -> int:
-    """Serves in this process."""
     with listening.bind(settings.host, settings.port) as listener:
         claim = listening.claim(*listening.numeric_address(listener.getsockname()))  # until it listens
         logger.info("loading %s, for %s", settings.models, listening.url(listener.getsockname()))
@@ -91,9 +90,8 @@ def check(settings: Settings) -> int:
             net = catalogue.add(nets, open_bundle(source), folder)
             others = [f"; {each.variant} within {each.replay:.1e}" for each in catalogue.other_encoders(settings, source, net)]
         except (BundleError, StartError) as error:
-            _print_line(
-                f"{folder.name}: {'broken' if isinstance(error, BundleError) else 'does not match the settings'}: {error}"
-            )
+            fault = "broken" if isinstance(error, BundleError) else "does not match the settings"
+            _print_line(f"{folder.name}: {fault}: {error}")
             status = 2
         else:
             name = net.manifest.name if net.manifest.name == folder.name else f"{net.manifest.name} (in {folder.name})"
@@ -131,9 +129,8 @@ def predict(settings: Settings, files: list[str], normalise: bool, reconstruct: 
         else:
             (verdict,) = judge.verdicts(perception)
             input_image = image if input else None
-            _print_line(
-                json.dumps({"file": file, **answer.prediction(net.manifest, perception, 0, verdict, reconstruct, input_image)})
-            )
+            fields = answer.prediction(net.manifest, perception, 0, verdict, reconstruct, input_image)
+            _print_line(json.dumps({"file": file, **fields}))
     return status
 
 

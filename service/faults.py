@@ -16,14 +16,8 @@ from pydantic import BaseModel, ValidationError
 MOST_SHOWN = 5  # faults that are shown
 TOO_MANY = 1_000  # faults; more take long to look at, and nobody made them by hand
 LONGEST_VALUE = 20  # characters of a value that are shown
-WIDE_STARTS = (
-    b"\xff\xfe",
-    b"\xfe\xff",
-    b"\0\0\xfe\xff",
-    b"{\0",
-    b"\0{",
-    b"\0\0\0{",
-)  # UTF-16, as PowerShell writes files, and 32
+# JSON in UTF-16, as PowerShell writes files, or in UTF-32
+WIDE_STARTS = (b"\xff\xfe", b"\xfe\xff", b"\0\0\xfe\xff", b"{\0", b"\0{", b"\0\0\0{")
 UNKNOWN = "extra_forbidden"  # pydantic's type of error for a name that the model does not have
 
 Schema = Mapping[str, Any]

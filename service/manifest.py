@@ -254,18 +254,13 @@ def read_manifest(folder: Path) -> Manifest:
 
 
 def _first_fault(error: ValidationError) -> str:
-    """Describes the first fault."""
     first, count = error.errors()[0], error.error_count()
     where = ".".join(map(str, first["loc"])) or "manifest"
     if first["type"] == "extra_forbidden":
         return f"{where}: not known here; if a newer captrain made this bundle, a service as new can serve it"
     message = first["msg"].removeprefix("Value error, ")  # from our own validators, which say what they found
-    found = (
-        ""
-        if first["type"] in ("value_error", "missing")
-        else f", found {json.dumps(first['input'], default=str)[:LONGEST_SHOWN]}"
-    )
-    return f"{where}: {message}{found}" + (f" ({count} faults in all)" if count > 1 else "")
+    found = "" if first["type"] in ("value_error", "missing") else json.dumps(first["input"], default=str)[:LONGEST_SHOWN]
+    return f"{where}: {message}" + (f", found {found}" if found else "") + (f" ({count} faults in all)" if count > 1 else "")
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

@@ -44,9 +44,8 @@ def options(threads: int) -> Any:
     session_options.intra_op_num_threads = threads  # set even when it is the default: that also stops ORT from pinning threads
     session_options.inter_op_num_threads = 1
     session_options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
-    session_options.add_session_config_entry(
-        "session.intra_op.allow_spinning", "0"
-    )  # idle threads would burn CPU time that others need
+    # Idle threads would burn CPU time that others need.
+    session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     session_options.add_session_config_entry("session.record_ep_graph_assignment_info", "1")
     return session_options
 

@@ -25,9 +25,8 @@ from service.visits import Stages
 logger = logging.getLogger(__name__)
 
 HOPELESS = 5  # failures in a row after which the process asks to be restarted
-HANGING_LOOKS = (
-    60  # looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too
-)
+# Looks at a running batch, a second apart: none takes so long, so the runtime hangs, which asks for a restart too.
+HANGING_LOOKS = 60
 MOST_DRAWINGS = 4_096  # how many one request may ask for, and how many may wait at least
 
 

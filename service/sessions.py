@@ -26,10 +26,7 @@ logger = logging.getLogger(__name__)
 # Seconds of CPU time for one row below which more threads cost more by waiting for each other than they save, and take the core
 # that the event loop runs on.
 QUICK = 1.1e-3
-TRIAL_SECONDS, TRIAL_RUNS = (
-    0.03,
-    4,
-)  # seconds and runs that measuring it takes at least: the first run is slow, as is a core that others use
+TRIAL_SECONDS, TRIAL_RUNS = 0.03, 4  # measuring it takes at least these: the first run is slow, as is a core that others use
 
 # Rows of a batch per run of an encoder. Votes are laid out input capsule by input capsule, pictures side by side within each:
 # with 16 pictures each one's are a multiple of 2 KiB apart, share few sets of the L1 cache, and evict each other.

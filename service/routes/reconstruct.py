@@ -28,10 +28,7 @@ from service.served import MOST_DRAWINGS, Served
 from service.state import Service
 from service.web import departure, headers
 
-SMALL_SHEET, FEW_DRAWINGS = (
-    1 << 17,
-    256,
-)  # pixels and drawings (each is scaled by itself): larger sheets, or named ones, are the crew's
+SMALL_SHEET, FEW_DRAWINGS = 1 << 17, 256  # pixels and drawings (each is scaled by itself): larger or named sheets are the crew's
 LARGEST_SHEET = 1 << 24  # pixels: more is a mistake, and would take seconds
 COMPACT_SEPARATORS = (",", ":")  # of JSON
 MAX_AGE = 3600  # seconds for which a cache need not revalidate a pose
@@ -141,14 +138,13 @@ def _media_type(request: Request, *offers: str) -> str:
 async def _cached_or_drawn(
     request: Request, served: Served, media_type: str, draw: Callable[[], Awaitable[Response]], named: bool = False
 ) -> Response:
-    """Answer 304 if the client's copy is of this URL, form and model, else the drawing with its ETag."""
+    """Answer 304 if the client's copy is of this URL, media type and model, else the drawing with its ETag."""
     etag = _etag(request, served, media_type)
     # A token names its graphs. A class's prototype, and so a pose drawn as another class, may change in a reload, as may the
     # names of dimensions.
     parameters = request.query_params.keys()
-    lifetime = (
-        f"max-age={MAX_AGE}" if parameters & {"pose", "from"} and "as_label" not in parameters and not named else "no-cache"
-    )
+    fixed = parameters & {"pose", "from"} and "as_label" not in parameters and not named
+    lifetime = f"max-age={MAX_AGE}" if fixed else "no-cache"
     visibility = "public" if state.of(request).settings.api_key is None else "private"
     cache_headers = {"ETag": etag, "Cache-Control": f"{visibility}, {lifetime}", "Vary": "Accept"}
     if headers.matches(request.headers.getlist("if-none-match"), etag):

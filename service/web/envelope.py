@@ -142,9 +142,8 @@ class Envelope:
     def _record(self, method: str, scope: Scope, visit: visits.Visit, status: int) -> None:
         route = getattr(scope.get("route"), "path", None)  # its pattern: the number of paths is unlimited
         seconds = time.monotonic() - visit.arrived
-        self._metrics.count_answer(
-            route or NO_ROUTE, status, time.monotonic() - visit.complete, visit.stages
-        )  # without its arrival
+        own_seconds = time.monotonic() - visit.complete  # without its arrival
+        self._metrics.count_answer(route or NO_ROUTE, status, own_seconds, visit.stages)
         if status == CLIENT_LEFT:
             self._metrics.count_departure()
         trace = None

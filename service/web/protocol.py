@@ -48,9 +48,8 @@ class Protocol(HttpToolsProtocol):
         self._reader_timer: TimerHandle | None = None  # runs while much of an answer is unread
         self._unread = 0  # unread bytes of that answer
         self._refused = False
-        self._active_cycle: RequestResponseCycle | None = (
-            None  # whose turn it is; uvicorn's `cycle` is the last whose head is here
-        )
+        # The one whose turn it is; uvicorn's `cycle` is the last whose head is here.
+        self._active_cycle: RequestResponseCycle | None = None
         self._unparsed = b""  # bytes not parsed yet, since enough requests wait before them
 
     def connection_made(self, transport: BaseTransport) -> None:
