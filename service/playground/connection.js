@@ -3,7 +3,7 @@
 import { Busy, Unreachable } from "./api.js";
 
 const FIRST_PAUSE = 500; // milliseconds between two tries, growing to
-const LAST_PAUSE = 4000;
+const LONGEST_PAUSE = 4000;
 const LONGEST = 30; // most seconds before a busy service is asked again, whatever it says: somebody is waiting
 
 export class Connection {
@@ -53,7 +53,7 @@ export class Connection {
   }
 }
 
-const grown = (delay) => Math.min(LAST_PAUSE, delay * 1.5);
+const grown = (delay) => Math.min(LONGEST_PAUSE, delay * 1.5);
 const pause = (milliseconds) => new Promise((resolve) => setTimeout(resolve, milliseconds));
 
 /** Waits until `wait` is over, or nobody wants it any more. */
