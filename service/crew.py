@@ -25,7 +25,7 @@ from service.pace import Pace
 
 T = TypeVar("T")
 
-MOMENT = 0.01  # seconds
+LOOK = 0.02  # seconds between two looks whether a job has been timed
 LATE = "the deadline passed before pictures were decoded or drawn; ask again later, or for fewer or smaller ones"
 
 
@@ -64,14 +64,15 @@ class Crew:
         waited = 0.0 if oldest is None else time.monotonic() - oldest.queued_at
         self._learn()
         before = self._jobs_before(pictures)
-        pieces = before + pictures - 1 if before else 0
-        wait = self._pace.excessive_wait(pieces, waited, self._max_wait, self._deadline)
+        wait = self._pace.excessive_wait(before, waited, self._max_wait, self._deadline)
+        if before and not wait:  # there is time for those; is there also for its own?
+            wait = self._pace.excessive_wait(self._until_last(before, pictures), 0.0, math.inf, self._deadline)
         if self._jobs >= self._most or wait:
             raise Busy(
                 f"too many pictures wait to be decoded or drawn ({self._jobs}{f', for about {wait:.1f} s' if wait else ''}); "
                 "ask again after the seconds in Retry-After",
                 "crew",
-                self._pace.seconds_until_room(pieces, self._max_wait, self._deadline),
+                self._pace.seconds_until_room(before, self._max_wait, self._deadline),
             )
 
     def _learn(self) -> None:
@@ -88,10 +89,17 @@ class Crew:
             coming = sum(min(line.coming, self._jobs + pictures - 1) for line in self.lines)
         return max(0, self._jobs + coming - len(self._threads) + 1)
 
-    async def until_measured(self, complete: float) -> None:
-        """Waits until a job has been timed, if any is at work: otherwise many requests at once would all find room."""
-        while self._jobs and not (self._pace.seconds or self._timed) and time.monotonic() < complete + self._deadline:
-            await asyncio.sleep(MOMENT)
+    def _until_last(self, before: int, pictures: int) -> float:
+        """Jobs done before the last of so many pictures, at the present pace: as many fewer as a free thread makes it faster."""
+        jobs = before + pictures - 1
+        return jobs * self._jobs / (self._jobs + 1) if 0 < self._jobs < len(self._threads) else jobs
+
+    async def until_measured(self, pictures: int, complete: float) -> None:
+        """Waits until a job has been timed, unless threads are free: otherwise many requests at once would all find room."""
+        while not (self._pace.seconds or self._timed) and time.monotonic() < complete + self._deadline:
+            if not self._jobs_before(pictures):
+                break
+            await asyncio.sleep(LOOK)
 
     @contextmanager
     def line(self, pictures: int = 1) -> Iterator[Line]:
@@ -131,7 +139,7 @@ class Crew:
         self._jobs -= 1
 
     def _reset_if_idle(self) -> None:
-        """Starts measuring afresh if there are no jobs: what was done for clients that have left is no guide."""
+        """Starts measuring afresh if there are no jobs, nor more to come: what was done for clients that left is no guide."""
         if not self._jobs and not self.lines:
             self._pace, self._last_end = Pace(), 0.0
             self._timed.clear()
@@ -172,7 +180,7 @@ class Line:
     async def do(self, job: Callable[[], T], complete: float) -> T:
         if self not in self.crew.lines:
             if self.coming:
-                await self.crew.until_measured(complete)
+                await self.crew.until_measured(1 + self.coming, complete)
             self.crew.admit(1 + self.coming)
             self.crew.lines.add(self)
         return await self.crew.do(job, complete)

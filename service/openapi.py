@@ -43,20 +43,21 @@ logger = logging.getLogger(__name__)
 
 
 def document_maker(app: FastAPI, catalogue: Catalogue, keyless: Set[str] | None) -> Callable[[], dict[str, Any]]:
-    """Returns a replacement for app.openapi, which makes the document when first called and again when the default model changes.
+    """Returns a replacement for app.openapi, which makes the document when first called and again when models change.
 
     To be called in a thread, since the model runs for it. `keyless` are the paths that need no key; None if there is no key.
     """
     original, lock = app.openapi, Lock()
-    cached: tuple[str, dict[str, Any]] = "", {}
+    cached: tuple[tuple[str, ...], dict[str, Any]] = (), {}
 
     def openapi() -> dict[str, Any]:
         nonlocal cached
         with lock:
             served = catalogue.get(None)
-            if cached[0] != served.digest:
+            versions = (served.digest, *(each.digest for each in catalogue))
+            if cached[0] != versions:
                 app.openapi_schema = None
-                cached = served.digest, _completed(original(), catalogue, served, keyless)
+                cached = versions, _completed(original(), catalogue, served, keyless)
             return cached[1]
 
     return openapi

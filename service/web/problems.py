@@ -26,7 +26,7 @@ def body(status: int, title: str, detail: str) -> dict[str, str | int]:
 
 def problem(status: int, title: str, detail: str, headers: Mapping[str, str] | None = None) -> Response:
     text = json.dumps(body(status, title, detail), ensure_ascii=False)
-    return Response(text.encode(errors="replace"), status, headers, MEDIA_TYPE)  # a folder's name may not be valid text
+    return Response(text.encode(errors="replace"), status, headers, MEDIA_TYPE)  # a folder's name may be no valid text
 
 
 def of(error: ServiceError) -> Response:
